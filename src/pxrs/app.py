@@ -48,10 +48,11 @@ from pxrs.running.handle import Running, Work
 from pxrs.running.job import Job, ListenJob, RunJob, listen_job, run_job
 from pxrs.running.topics import Topics
 from pxrs.serde import Serde
+from pxrs.sources.log import with_sources
 from pxrs.stores.api import OfNodes, Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics as TopicRecords
-from pxrs.types import Header, Message, Plain, Read
+from pxrs.types import Header, Message, Plain, Read, Topic
 
 # What consumers and queues need is loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.runner import Runner
     from pxrs.running.suspect_items import Turns
+    from pxrs.sources.admin import Sources
+    from pxrs.sources.api import Source
+    from pxrs.sources.descriptions import Description
 
 SESSION_TTL = 10.0
 T = TypeVar("T")
@@ -126,7 +130,9 @@ class Pxrs:
         self.stores = stores
         self._clock = clock
         self._session_ttl = session_ttl
-        self._topics = TopicRecords(stores.coord, stores.log, clock)
+        # Where messages are read: virtual topics are beside the store's own.
+        self._stores = with_sources(stores, clock)
+        self._topics = TopicRecords(stores.coord, self._stores.log, clock)
         self._groups: Groups | None = None
         self._queues: Queues | None = None
         self._kv: KeyValues | None = None
@@ -151,7 +157,7 @@ class Pxrs:
         # Made anew each time: kept here, it would keep this object alive.
         return Topics(
             self.stores.coord,
-            self.stores.log,
+            self._stores.log,
             self._clock,
             groups=lambda: self.groups,
             consumer=partial(self.consumer, auto_commit=False, on_trimmed="earliest"),
@@ -169,7 +175,7 @@ class Pxrs:
         refuse_unknown("producer", options, ProducerOptions)
         settings = filled(ProducerSettings, options)
         key_serde = options.get("key_serde")
-        producer = Producer(self._topics, self.stores.log, self._clock, settings, key_serde, serde)
+        producer = Producer(self._topics, self._stores.log, self._clock, settings, key_serde, serde)
         self._producers.add(producer)
         return producer
 
@@ -178,7 +184,7 @@ class Pxrs:
     ) -> Reader[Read]:
         """Read a topic without a group."""
         decoder = Decoder(key_serde, serde)
-        return Reader(self._topics.find(topic), self.stores.log, self._clock, decoder)
+        return Reader(self._topics.find(topic), self._stores.log, self._clock, decoder)
 
     @takes(MemberOptions, ConsumerOptions, defaults=[ConsumerSettings])
     @declared(signatures.Consuming[None].consumer)
@@ -411,6 +417,23 @@ class Pxrs:
         begin = partial(UnitOfWork, self._context(), serde=job.serde, commit_on_exit=False)
         return Listener(job, self.stores.queues, begin, self._turns, self._clock)
 
+    def attach(self, name: str, source: Description | Source, *, partitions: int) -> Topic:
+        """Lay a virtual topic over a source: a table, or another ordered stream that exists.
+
+        Nothing is copied. Groups consume it as any topic; a row's partition is the hash of its
+        key, its offset is its own. It is recorded once, for all processes; attaching it again with
+        the same settings changes nothing, with others it is `TopicExists`. The source is checked
+        first: `ConfigError` if rows could be skipped.
+        """
+        return self.sources.attach(name, source, partitions)
+
+    @property
+    def sources(self) -> Sources:
+        """The virtual topics of this store: list, describe and detach them."""
+        from pxrs.sources.admin import Sources
+
+        return Sources(self._topics, self._stores.log, self.stores.url)
+
     @property
     def kv(self) -> KeyValues:
         """The keys and values of this store: put, get, delete, scan and watch them."""
@@ -463,7 +486,7 @@ class Pxrs:
 
                 hold_session = HoldSession(self.stores, self._clock, self._session_ttl)
                 self._work_context = Context(
-                    self.stores, self._topics, self._clock, hold_session, random.Random()
+                    self._stores, self._topics, self._clock, hold_session, random.Random()
                 )
             return self._work_context
 
@@ -486,7 +509,7 @@ class Pxrs:
         if self._groups is None:
             from pxrs.groups.admin import Groups
 
-            self._groups = Groups(self.stores.coord, self.stores.log, self._topics, self._clock)
+            self._groups = Groups(self.stores.coord, self._stores.log, self._topics, self._clock)
         return self._groups
 
     def close(self) -> None:
@@ -504,7 +527,7 @@ class Pxrs:
         self.stop()
         # Last in, first out. One that fails to close must not keep the others, and the store, open.
         with ExitStack() as closing:
-            closing.callback(self.stores.close)
+            closing.callback(self._stores.close)
             closing.callback(self._end_session)
             for producer in list(self._producers):
                 closing.callback(producer._end, reason)

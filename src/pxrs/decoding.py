@@ -1,14 +1,18 @@
-"""From stored batches to messages: the codec, then the caller's serdes."""
+"""From stored batches, or rows of a source, to messages: the codec, then the caller's serdes."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
 from typing import Any
 
 from pxrs.codec.batches import MAX_TIMESTAMP, decode
 from pxrs.errors import OffsetOutOfRange
 from pxrs.serde import Serde, check_serde
 from pxrs.stores.api import LogStore
-from pxrs.types import Fence, LogPartition, Message, StoredBatch
+from pxrs.types import Fence, LogPartition, Message, StoredBatch, StoredRows
+
+_OFFSET = attrgetter("offset")
 
 
 class Decoder:
@@ -21,9 +25,9 @@ class Decoder:
         self._value_serde = value_serde
         self._plain = key_serde is None and value_serde is None
 
-    def decode(self, batch: StoredBatch, fence: Fence) -> list[Message]:
+    def decode(self, batch: StoredBatch | StoredRows, fence: Fence) -> list[Message]:
         """All messages of the batch; `DamagedBatch` if it is not whole."""
-        messages = decode(batch, fence)
+        messages = messages_of(batch, fence)
         return messages if self._plain else [self.deserialize(message) for message in messages]
 
     def offset_at(
@@ -35,10 +39,13 @@ class Decoder:
             if base is None or timestamp > MAX_TIMESTAMP:
                 return None
             try:
-                batch = log.fetch(where, base, 1).batches[0]
+                batches = log.fetch(where, base, 1).batches
             except OffsetOutOfRange:
                 # Retention has just removed it: look again.
                 continue
+            if not batches or isinstance(batch := batches[0], StoredRows):
+                # A source knows its rows one by one. This one may lie in another partition.
+                return base
             return next(
                 message.offset for message in decode(batch, fence) if message.timestamp >= timestamp
             )
@@ -75,10 +82,36 @@ class Decoder:
             raise
 
 
+def messages_of(batch: StoredBatch | StoredRows, fence: Fence) -> list[Message]:
+    """All messages of the batch, before any serde; `DamagedBatch` if it is not whole."""
+    if isinstance(batch, StoredRows):
+        return [Message(fence, *row) for row in batch.rows]
+    return decode(batch, fence)
+
+
+def has_messages(batch: StoredBatch | StoredRows) -> bool:
+    """Whether there are any: a source may have none for a partition for a while."""
+    return not isinstance(batch, StoredRows) or bool(batch.rows)
+
+
+def size_of(batch: StoredBatch | StoredRows) -> int:
+    """About how many bytes the batch takes."""
+    return batch.size if isinstance(batch, StoredRows) else len(batch.data)
+
+
 def cut(messages: list[Message], offset: int) -> list[Message]:
     """The messages from `offset` on."""
-    base = messages[0].offset
-    return messages[offset - base :] if offset > base else messages
+    if not messages or offset <= messages[0].offset:
+        return messages
+    return messages[_place_of(messages, offset) :]
+
+
+def _place_of(messages: list[Message], offset: int) -> int:
+    """Returns the index of the first message at `offset` or later."""
+    dense = offset - messages[0].offset
+    if dense < len(messages) and messages[dense].offset == offset:
+        return dense
+    return bisect_left(messages, offset, key=_OFFSET)
 
 
 def _decoded(serde: Serde | None, data: Any) -> Any:

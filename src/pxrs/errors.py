@@ -24,6 +24,7 @@ PxrsError
 │   ├── StoreReadOnly           the store can't be written
 │   ├── StoreDamaged            the engine says its own data is broken
 │   ├── SchemaMismatch          made by another version of pxrs
+│   ├── SourceChanged           a table was truncated or made anew under a virtual topic
 │   └── OutcomeUnknown          the write may or may not have happened, and reading back can't tell
 ├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to continue
 ├── BufferFull                ↻ the producer's buffer stayed full for max_block seconds
@@ -250,6 +251,10 @@ class StoreReadOnly(StoreError):
 
 class StoreDamaged(StoreError):
     """The engine reports its own data as broken."""
+
+
+class SourceChanged(StoreError):
+    """A source is not what it was: rows would be skipped, or delivered twice."""
 
 
 class SchemaMismatch(StoreError):

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,8 @@ _SCHEMA = 1
 _LONGEST_RETENTION = 10_000 * 365 * 24 * 3600.0
 _MOST_BYTES = 2**62
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# The ids of virtual topics begin so: their messages are rows of a source, not of the store's log.
+_VIRTUAL = "source-"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +48,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
+    source: dict[str, Any] | None = None
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -116,10 +120,35 @@ class Topics:
             retention_bytes=retention_bytes,
             created_ms=self._clock.wall_ms(),
         )
+        return self._create(wanted)
+
+    def _attach(
+        self, name: str, partitions: int, source: dict[str, Any], *, partitioner: str
+    ) -> Topic:
+        """Create a virtual topic over a source; the settings of that are kept with it.
+
+        Returns the topic if it exists with the same settings; raises `TopicExists` if they differ.
+        """
+        check_topic_name(name)
+        check_partitions(partitions)
+        check_partitioner(partitioner)
+        return self._create(
+            Topic(
+                name=name,
+                id=_VIRTUAL + self._new_id(),
+                partitions=partitions,
+                partitioner=partitioner,
+                created_ms=self._clock.wall_ms(),
+                source=source,
+            )
+        )
+
+    def _create(self, wanted: Topic) -> Topic:
+        name = wanted.name
         existing = self._look_up(name)
         if existing is not None:
             return _same_or_refuse(existing, wanted)
-        self._log.create(wanted.id, partitions)
+        self._log.create(wanted.id, wanted.partitions)
         key = _FOLDER + name
         try:
             outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted))])
@@ -143,6 +172,15 @@ class Topics:
         topic = self._look_up(check_topic_name(name))
         if topic is None:
             raise TopicNotFound(name)
+        return topic
+
+    def _find_writable(self, name: str) -> Topic:
+        """Return the topic of this name, to send to; a virtual one can only be read."""
+        topic = self.find(name)
+        if topic.source is not None:
+            raise InvalidRequest(
+                f"topic {name!r} lies over a source and can only be read; write to the source"
+            )
         return topic
 
     def list(self) -> list[Topic]:
@@ -222,6 +260,7 @@ def _encode(topic: Topic) -> bytes:
         retention_ms=topic.retention_ms,
         retention_bytes=topic.retention_bytes,
         created_ms=topic.created_ms,
+        source=topic.source,
     )
     return msgspec.json.encode(record)
 
@@ -236,7 +275,13 @@ def _decode(record: Versioned) -> Topic:
         retention_ms=stored.retention_ms,
         retention_bytes=stored.retention_bytes,
         created_ms=stored.created_ms,
+        source=stored.source,
     )
+
+
+def is_virtual(topic_id: str) -> bool:
+    """Whether the topic of this id lies over a source."""
+    return topic_id.startswith(_VIRTUAL)
 
 
 def read_topic(record: Put) -> Topic:
@@ -266,7 +311,7 @@ def check_topic_id(topic_id: str) -> None:
 
 
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
-    for name in ("partitions", "partitioner", "retention", "retention_bytes"):
+    for name in ("partitions", "partitioner", "retention", "retention_bytes", "source"):
         has, asked = getattr(existing, name), getattr(wanted, name)
         if has != asked:
             raise TopicExists(

@@ -96,6 +96,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
+    # What a virtual topic lies over: the settings of its source, see `sources/`.
+    source: dict[str, Any] | None = None
 
     @property
     def retention(self) -> float | None:
@@ -225,6 +227,30 @@ class StoredBatch(NamedTuple):
     base: int
     next: int
     data: bytes
+
+
+class Row(NamedTuple):
+    """One row of a source, as a message: its fields are in the order of a message's."""
+
+    offset: int
+    # Milliseconds since 1970.
+    timestamp: int
+    key: bytes | None
+    value: Any
+    headers: tuple[Header, ...] = ()
+
+
+class StoredRows(NamedTuple):
+    """Rows of a source that lie in one partition, from `base` up to (not including) `next`.
+
+    There are no others between: offsets of a source rise, but have gaps. `size` is about how many
+    bytes they take.
+    """
+
+    base: int
+    next: int
+    rows: list[Row]
+    size: int
 
 
 class Fetched(NamedTuple):

@@ -45,7 +45,7 @@ def catch(mutant: Mutant, patch: Patch) -> None:
     mutant.apply(patch)
     heard: list[str] = []
     for seed in range(mutant.first, mutant.first + SEEDS):
-        plan = msgspec.structs.replace(draw(seed), **mutant.plan)
+        plan = msgspec.structs.replace(draw(seed), **{"sources": False, **mutant.plan})
         try:
             run(plan)
         except Broken as broken:

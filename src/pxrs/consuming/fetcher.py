@@ -13,15 +13,14 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
-from pxrs.codec.batches import decode
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
-from pxrs.decoding import Decoder, cut
+from pxrs.decoding import Decoder, cut, messages_of, size_of
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
-from pxrs.stores.api import FetchesMany, LogStore
-from pxrs.topics import named
+from pxrs.stores.api import FetchesMany, LogStore, SettlesLate
+from pxrs.topics import is_virtual, named
 from pxrs.types import Bounds, Fetched, Message
 
 # Fetching from a partition at its end costs no more than asking so many together for their
@@ -110,8 +109,8 @@ class Fetcher:
         if troubles.first is not None:
             hungry.sort(key=lambda owned: owned is not troubles.first)
         ends: dict[str, Mapping[int, Bounds]] = {}
-        if self._settings.start == "latest":
-            self._pin_the_end(hungry, ends)
+        if self._settings.start not in ("earliest", "error"):
+            self._pin_the_start(hungry, ends)
         behind = [
             owned
             for owned in hungry
@@ -121,7 +120,7 @@ class Fetcher:
         with closing(self._fetched(behind)) as coming:
             for owned, place, fetched in coming:
                 batches = fetched.batches if isinstance(fetched, Fetched) else ()
-                owned.size = sum(len(batch.data) for batch in batches)
+                owned.size = sum(map(size_of, batches))
                 came = troubles.attempt(owned, partial(self._fill, owned, place, fetched)) or came
                 room -= owned.size
                 if room <= 0 and came:
@@ -157,20 +156,44 @@ class Fetcher:
             known[topic_id] = self._log.bounds(topic_id)
         return known[topic_id][owned.part.partition]
 
-    def _pin_the_end(
+    def _pin_the_start(
         self, partitions: list[OwnedPartition], ends: dict[str, Mapping[int, Bounds]]
     ) -> None:
-        """Make the end the checkpoint where there is none, before anything is handed out.
+        """Make the start a checkpoint where there is none, before anything is handed out.
 
-        Otherwise whoever takes over before the first commit would begin at a later end, and what
-        came in between would be lost.
+        Otherwise whoever takes over before the first commit would begin at a later end, or by
+        other settings, and what came in between would be lost.
         """
         new: dict[OwnedPartition, int] = {}
         for owned in partitions:
             if not owned.started and owned.checkpoint is None:
                 with suppress(TopicNotFound):
-                    new[owned] = self._bounds(owned, ends).end
+                    start = self._given_start(owned, ends)
+                    if start is not None:
+                        new[owned] = start
         self._pin(new)
+
+    def _given_start(
+        self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
+    ) -> int | None:
+        """The offset to begin at: behind what was handled elsewhere, or the end."""
+        if not isinstance(self._settings.start, Mapping):
+            return self._final_end(owned, ends)
+        last = self._settings.start.get(owned.part.topic)
+        if last is None:
+            return None
+        bounds = self._bounds(owned, ends)
+        if not bounds.start <= last + 1 <= bounds.end:
+            raise OffsetOutOfRange(*owned.part, last + 1, *bounds)
+        return last + 1
+
+    def _final_end(
+        self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
+    ) -> int | None:
+        """The end, below which nothing can appear later; None if that is not known yet."""
+        if is_virtual(owned.where.topic_id) and isinstance(self._log, SettlesLate):
+            return self._log.final(owned.where)
+        return self._bounds(owned, ends).end
 
     def _fetched(
         self, partitions: list[OwnedPartition]
@@ -211,13 +234,16 @@ class Fetcher:
         position = place.position
         try:
             for batch in fetched.batches:
-                self._decoder.deserialize_into(messages, cut(decode(batch, owned.fence), position))
+                found = cut(messages_of(batch, owned.fence), position)
+                self._decoder.deserialize_into(messages, found)
                 position = batch.next
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        return self._table.fill(owned, place.turn, messages, position)
+        came = self._table.fill(owned, place.turn, messages, position)
+        # A source may have had nothing for this partition so far, and more behind that.
+        return came or (not messages and place.position < position < fetched.end)
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
         """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""
@@ -236,7 +262,7 @@ class Fetcher:
                 f"groups.reset({self._settings.group!r}, {owned.part.topic!r}, to=…), or choose "
                 "start='earliest' or 'latest'"
             )
-        if self._settings.start == "earliest":
+        if self._settings.start != "latest":
             self._table.start(owned, start)
 
     def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:

@@ -106,6 +106,12 @@ class OwnedPartition:
     def started(self) -> bool:
         return self.progress is not None
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was handed out that is not committed: then its progress is a gap."""
+        since = self.origin if self.checkpoint is None else self.checkpoint
+        return self.handed <= since and self.asked is None and self.shown <= since
+
     def start(self, offset: int) -> None:
         """Begin at this offset."""
         self.progress = Progress(offset, self.done)
@@ -144,7 +150,10 @@ class OwnedPartition:
             self.go_to(self.progress.checkpoint)
 
     def fill(self, messages: list[Message], position: int) -> None:
-        """Put fetched messages into the buffer, without those that are done already."""
+        """Put fetched messages into the buffer, without those that are done already.
+
+        They are all that there is from the partition's position up to the new one.
+        """
         progress = self.progress
         if (
             messages
@@ -152,6 +161,8 @@ class OwnedPartition:
             and (progress.ranges or messages[0].offset < progress.checkpoint)
         ):
             messages = [message for message in messages if not progress.is_done(message.offset)]
+        if progress is not None and position - self.position != len(messages):
+            progress.found(self.position, [message.offset for message in messages], position)
         self.buffer, self.waiting = messages, len(messages)
         self.position = position
 

@@ -9,8 +9,7 @@ from typing import Generic, Literal
 
 from pxrs.arguments import check_time, check_whole
 from pxrs.clock import Clock
-from pxrs.codec.batches import decode
-from pxrs.decoding import Decoder, cut
+from pxrs.decoding import Decoder, cut, has_messages, messages_of
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound, quoted
 from pxrs.stores.api import LogStore, Watch
 from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic, Value
@@ -65,16 +64,20 @@ class Reader(Generic[Value]):
         return found
 
     def _collect(self, where: LogPartition, offset: int, most: int, found: list[Message]) -> None:
-        self._decoder.deserialize_into(found, self._from_last(where.partition, offset, most))
+        base, end, last = self._last.get(where.partition, (0, 0, []))
+        if base <= offset < end:
+            self._decoder.deserialize_into(found, cut(last, offset)[:most])
+            offset = end
         while len(found) < most:
-            batches = self._fetch(where, offset + len(found))
+            batches = self._fetch(where, offset)
             if not batches:
                 return
             for batch in batches:
-                messages = self._cut(where.partition, batch, offset + len(found))
+                messages = self._cut(where.partition, batch, offset)
                 self._decoder.deserialize_into(found, messages[: most - len(found)])
                 if len(found) == most:
                     return
+                offset = batch.next
 
     def bounds(self, partition: int) -> Bounds:
         """The partition's first offset, and the one its next message will get."""
@@ -137,13 +140,9 @@ class Reader(Generic[Value]):
 
     def _cut(self, partition: int, batch: StoredBatch, offset: int) -> list[Message]:
         """The batch's messages from `offset` on."""
-        messages = decode(batch, self._fences[partition])
+        messages = messages_of(batch, self._fences[partition])
         self._last[partition] = (batch.base, batch.next, messages)
         return cut(messages, offset)
-
-    def _from_last(self, partition: int, offset: int, most: int) -> list[Message]:
-        base, end, messages = self._last.get(partition, (0, 0, []))
-        return messages[offset - base : offset - base + most] if base <= offset < end else []
 
     def _partition(self, partition: int) -> LogPartition:
         known = isinstance(partition, int) and not isinstance(partition, bool)
@@ -226,7 +225,8 @@ class Follower:
             except Exception:
                 # A damaged batch or bad message stays where it is; what stands before it is
                 # handed out first.
-                self._positions[number] += len(found) - before
+                if len(found) > before:
+                    self._positions[number] = found[-1].offset + 1
                 if found:
                     break
                 raise
@@ -235,13 +235,16 @@ class Follower:
         return found
 
     def _fetch(self) -> None:
+        where = self._reader._where
         for _ in range(len(self._turns)):
             number = self._turns[0]
             self._turns.rotate(-1)
-            batches = self._reader._fetch(self._reader._where[number], self._positions[number])
-            if batches:
-                self._fetched.extend((number, batch) for batch in batches)
-                return
+            while batches := self._reader._fetch(where[number], self._positions[number]):
+                if any(map(has_messages, batches)):
+                    self._fetched.extend((number, batch) for batch in batches)
+                    return
+                # A source has nothing for this partition up to there.
+                self._positions[number] = batches[-1].next
 
     def _wait(self) -> bool:
         """Until something may have come; false when it has been quiet for too long."""

@@ -21,7 +21,6 @@ from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.claims import Behind, Happened, Lost, OwnedClaim, Step, judge
-from pxrs.core.progress import Progress
 from pxrs.errors import (
     CommitConflict,
     InvalidRequest,
@@ -372,10 +371,9 @@ class Handed:
 
     def _mark(self, owned: OwnedPartition) -> Mark | None:
         """Returns its progress with what is in hand. None if it was not started."""
-        before = owned.mark()
-        if before is None:
+        if owned.progress is None:
             return None
-        progress = Progress(before.checkpoint, before.done)
+        progress = owned.progress.copy()
         for flight in self._in_flight:
             # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
             # written all the same, and fences what the caller does about those messages.

@@ -2,11 +2,16 @@
 
 The checkpoint is the first offset that is not done; everything below it is. Finished ranges above
 it are kept beside it, so that a new owner can skip them.
+
+Offsets of a source have gaps, in which no message is. Each gap is done with the message behind it,
+so a message that is finished early is one range, however far the one before it is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 
 from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest
@@ -18,10 +23,12 @@ MOST_BYTES = 4096
 class Progress:
     """Offsets done so far in one partition. Ranges are disjoint, sorted and never touch."""
 
-    __slots__ = ("_ends", "_starts", "checkpoint")
+    __slots__ = ("_ends", "_gaps", "_starts", "checkpoint")
 
     def __init__(self, checkpoint: int, ranges: Ranges = ()) -> None:
         self.checkpoint = checkpoint
+        # Where the gap before a message begins, for those that have one and are not done.
+        self._gaps: dict[int, int] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in ranges:
@@ -51,11 +58,40 @@ class Progress:
         place = bisect_right(self._starts, offset) - 1
         return place >= 0 and offset < self._ends[place]
 
+    def is_first(self, offset: int) -> bool:
+        """Whether the checkpoint moves once the message of this offset is finished."""
+        return self._gaps.get(offset, offset) <= self.checkpoint
+
+    def found(self, start: int, offsets: Sequence[int], end: int) -> None:
+        """Of the offsets from `start` up to `end` only these have messages, in rising order."""
+        known = {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
+        if offsets:
+            # Found again from the middle of a gap, it begins where it did.
+            start = min(start, known.get(offsets[0], start))
+            pairs = pairwise((start - 1, *offsets))
+            known.update((offset, before + 1) for before, offset in pairs if offset - before > 1)
+            start = offsets[-1] + 1
+        self._gaps = known
+        if start < end:
+            self._finish(start, end)
+
+    def copy(self) -> Progress:
+        """Another one that stands where this one does."""
+        copy = Progress(self.checkpoint, self.ranges)
+        copy._gaps = self._gaps
+        return copy
+
     def finish(self, start: int, end: int | None = None) -> None:
-        """Mark an offset, or `start` up to `end`, as done. Marking twice changes nothing."""
+        """Mark a message, or those from `start` up to `end`, as done, with the gap before them.
+
+        Marking twice changes nothing.
+        """
         end = start + 1 if end is None else end
         if end <= start:
             raise InvalidRequest(f"end must be above start, got {start} up to {end}")
+        self._finish(self._gaps.get(start, start), end)
+
+    def _finish(self, start: int, end: int) -> None:
         start = max(start, self.checkpoint)
         if end <= start:
             return

@@ -6,6 +6,7 @@ that a key never silently moves to another partition with a new release.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 
@@ -31,6 +32,11 @@ def xxhash(key: bytes, partitions: int) -> int:
 def murmur2(key: bytes, partitions: int) -> int:
     """Kafka's default partitioner, for topics shared with Kafka producers."""
     return (murmur2_hash(key) & 0x7FFFFFFF) % partitions
+
+
+def md5(key: bytes, partitions: int) -> int:
+    """The first 32 bits of MD5, modulo the number of partitions: databases can compute it, too."""
+    return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest()[:4]) % partitions
 
 
 def jump_shard(key: bytes, shards: int) -> int:
@@ -78,7 +84,12 @@ def murmur2_hash(data: bytes) -> int:
 
 
 DEFAULT_PARTITIONER = "xxhash"
-PARTITIONERS: dict[str, Partitioner] = {"xxhash": xxhash, "murmur2": murmur2, "jump": jump_shard}
+PARTITIONERS: dict[str, Partitioner] = {
+    "xxhash": xxhash,
+    "murmur2": murmur2,
+    "jump": jump_shard,
+    "md5": md5,
+}
 
 
 def hasher(name: str, partitions: int) -> Callable[[bytes], int]:

@@ -210,11 +210,14 @@ class Groups:
             return 0.0
         where, fence = LogPartition(topic.id, number), Fence(topic.name, number, claim.epoch)
         try:
-            batch = self._log.fetch(where, offset, 1).batches[0]
-            message = cut(Decoder().decode(batch, fence), offset)[0]
+            batches = self._log.fetch(where, offset, 1).batches
+            messages = cut(Decoder().decode(batches[0], fence), offset) if batches else []
         except (DamagedBatch, OffsetOutOfRange, TopicNotFound):
             return None
-        return max(0.0, (self._clock.wall_ms() - message.timestamp) / 1000)
+        if not messages or not messages[0].timestamp:
+            # The next row of a source is far off, in another partition, or has no time.
+            return None
+        return max(0.0, (self._clock.wall_ms() - messages[0].timestamp) / 1000)
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
         """Return the history of the group: its last generations, resets and seeks."""
@@ -267,6 +270,31 @@ class Groups:
             forget_old_resets(self._coord, group)
             offsets = {number: at for number, at in offsets.items() if number not in now}
         return tuple(changes)
+
+    def import_checkpoint(self, group: str, topic: str, last: int) -> tuple[CheckpointChange, ...]:
+        """Begin where another consumer has stopped: all up to and including `last` is handled.
+
+        For a topic over a source that one consumer has read until now, by its own checkpoint. The
+        group is made if there is none. `GroupNotEmpty` if it has members; a group that has
+        checkpoints in the topic is refused: `reset` moves those.
+        """
+        check_whole("last", last, least=-1)
+        found = self._topics.find(topic)
+        self._make(group)
+        seen = self._look(group, force=False)
+        claims_there = (seen.claim(LogPartition(found.id, n)) for n in range(found.partitions))
+        if any(claim is not None and claim.checkpoint is not None for claim in claims_there):
+            raise InvalidRequest(
+                f"group {group!r} has checkpoints in {topic!r} already; groups.reset moves them"
+            )
+        return self.reset(group, topic, to=last + 1)
+
+    def _make(self, group: str) -> None:
+        """Write the group's record, if there is none."""
+        key = head_key(check_group_name(group))
+        if self._coord.get(key) is None:
+            head = Head(reason="a checkpoint was imported", at_ms=self._clock.wall_ms())
+            self._coord.commit([Check(key, 0)], [Put(key, encode(head))])
 
     def delete(self, group: str, *, force: bool = False) -> None:
         """Forget a group: its checkpoints, history and members. Only its epochs stay.

@@ -215,7 +215,7 @@ class Runner:
         with self._member.table.lock:
             if task.owned.turn != task.turn or progress is None or progress.is_done(offset):
                 return "void"
-            if progress.full and offset > progress.checkpoint:
+            if progress.full and not progress.is_first(offset):
                 return "waits"
             task.owned.working += 1
             self._member.steps.working_since[threading.get_ident()] = self._clock.monotonic()

@@ -577,6 +577,15 @@ class FetchesMany(Protocol):
 
 
 @runtime_checkable
+class SettlesLate(Protocol):
+    """A `LogStore` in which messages may appear below the end for a while."""
+
+    def final(self, where: LogPartition) -> int | None:
+        """Return the offset below which no message can appear; None if it is not known yet."""
+        ...
+
+
+@runtime_checkable
 class TellsSizes(Protocol):
     """A `LogStore` that tells the sizes of all partitions of a topic in one go."""
 

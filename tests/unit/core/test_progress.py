@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
+from random import Random
 
 import msgspec
 import pytest
@@ -148,3 +150,58 @@ def test_it_has_room_again_once_the_oldest_gap_closes() -> None:
     assert not progress.full
     progress.finish(0, 2001)
     assert (progress.checkpoint, progress.ranges, progress.full) == (2001, (), False)
+
+
+@given(
+    st.sets(st.integers(0, 60), min_size=1, max_size=20),
+    st.integers(0, 2**32),
+    st.lists(st.integers(1, 61), max_size=4),
+)
+def test_gaps_are_done_with_the_message_behind_them(
+    offsets: set[int], seed: int, cuts: list[int]
+) -> None:
+    """Found in pieces, finished in any order: the twin has a message at every offset."""
+    messages = sorted(offsets)
+    progress, twin = Progress(0), Progress(0)
+    edges = sorted({0, 61, *cuts})
+    for start, end in itertools.pairwise(edges):
+        progress.found(start, [each for each in messages if start <= each < end], end)
+    for empty in set(range(61)) - offsets:
+        twin.finish(empty)
+    order = list(messages)
+    Random(seed).shuffle(order)
+    for done, offset in enumerate(order):
+        is_first = all(each in order[:done] for each in messages if each < offset)
+        assert progress.is_first(offset) == is_first
+        progress.finish(offset)
+        twin.finish(offset)
+        left = [each for each in messages if each not in order[: done + 1]]
+        # Everything up to the first message that is not done, or the gap before it.
+        assert progress.checkpoint <= (left[0] if left else 61) <= twin.checkpoint or not left
+        assert all(progress.is_done(each) for each in order[: done + 1])
+        assert not any(progress.is_done(each) for each in left)
+        assert len(progress.ranges) <= done + len(edges)
+        again = Progress(progress.checkpoint, progress.ranges)
+        assert [again.is_done(each) for each in messages] == [
+            progress.is_done(each) for each in messages
+        ]
+    assert progress.checkpoint == 61
+
+
+def test_a_gap_at_the_end_moves_the_checkpoint() -> None:
+    progress = Progress(10)
+    progress.found(10, [], 500)
+    assert progress.checkpoint == 500
+    progress.found(500, [700], 1000)
+    assert (progress.checkpoint, progress.ranges) == (500, ((701, 1000),))
+    copy = progress.copy()
+    copy.finish(700)
+    assert (copy.checkpoint, progress.checkpoint) == (1000, 500)
+
+
+def test_a_message_that_is_found_again_keeps_the_gap_before_it() -> None:
+    progress = Progress(0)
+    progress.found(0, [25], 30)
+    progress.found(20, [25], 30)
+    progress.finish(25)
+    assert progress.checkpoint == 30

@@ -1,0 +1,12 @@
+"""Sources: ordered streams that exist already, consumed in parallel by groups.
+
+A virtual topic lays partitions over a source by hashing its keys; groups, checkpoints and fences
+are those of every topic. In comes a description of the source (`Table`, …), out comes a `LogStore`
+that reads its rows as messages. The facade imports this room; those who read logs do not know it.
+"""
+
+from pxrs.sources.api import FiltersPartitions, Source, SourceRead
+from pxrs.sources.table import Table
+from pxrs.types import Row
+
+__all__ = ["FiltersPartitions", "Row", "Source", "SourceRead", "Table"]

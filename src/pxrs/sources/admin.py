@@ -1,0 +1,82 @@
+"""`px.attach` and `px.sources`: virtual topics, from the outside."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pxrs.errors import PxrsError, TopicNotFound
+from pxrs.sources.descriptions import described
+from pxrs.sources.log import LogWithSources
+from pxrs.sources.virtual import VirtualLog
+from pxrs.topics import Topics
+from pxrs.types import Topic
+
+
+class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual topic, its source as it was described, and where that ends.
+
+    `end` is above the offset of the last row. Rows below `final` are all there; those between may
+    wait for a transaction with a lower id. None: not known yet.
+    """
+
+    topic: Topic
+    settings: dict[str, Any]
+    end: int
+    final: int | None
+
+
+class Sources:
+    """Attach, list, describe and detach sources. Thread-safe."""
+
+    def __init__(self, topics: Topics, log: LogWithSources, store_url: str) -> None:
+        self._topics = topics
+        self._log = log
+        self._store_url = store_url
+
+    def attach(self, name: str, source: object, partitions: int) -> Topic:
+        """See `Pxrs.attach`."""
+        description = described(source)
+        opened = description.open(self._store_url)
+        try:
+            check = getattr(opened, "check", None)
+            if check is not None:
+                check()
+            topic = self._topics._attach(
+                name, partitions, description.settings(), partitioner=description.partitioner
+            )
+            self._log.use(topic.id, VirtualLog(topic, opened))
+        except BaseException:
+            with suppress(PxrsError):
+                opened.close()
+            raise
+        return topic
+
+    def list(self) -> list[Topic]:
+        """All virtual topics, by name."""
+        return [topic for topic in self._topics.list() if topic.source is not None]
+
+    def describe(self, name: str) -> SourceInfo:
+        """Return a virtual topic with its source."""
+        topic = self._find(name)
+        source = self._log.virtual(topic.id).source
+        streams = range(source.streams)
+        finals = [source.final(stream) for stream in streams]
+        return SourceInfo(
+            topic=topic,
+            settings=topic.source or {},
+            end=max(source.bounds(stream).end for stream in streams),
+            final=None if None in finals else min(each for each in finals if each is not None),
+        )
+
+    def detach(self, name: str) -> None:
+        """Forget a virtual topic. Its source stays; the checkpoints of its groups go with it."""
+        self._topics.delete(self._find(name).name)
+
+    def _find(self, name: str) -> Topic:
+        topic = self._topics.find(name)
+        if topic.source is None:
+            raise TopicNotFound(name)
+        return topic

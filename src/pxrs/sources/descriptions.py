@@ -1,0 +1,80 @@
+"""What users say about a source, what is kept of it, and how it is opened from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.sources.api import Source
+from pxrs.sources.table import Table
+
+
+@runtime_checkable
+class Description(Protocol):
+    """Says what a source is, such as `Table`. Opening it is another matter."""
+
+    @property
+    def partitioner(self) -> str:
+        """How keys are laid onto partitions."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that are kept with the virtual topic, for other processes; no passwords."""
+        ...
+
+    def open(self, store_url: str) -> Source:
+        """Open it; `store_url` is where checkpoints are kept."""
+        ...
+
+
+class Given:
+    """A `Source` of the user's own: every process that reads it has to bring it."""
+
+    partitioner = "xxhash"
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def settings(self) -> dict[str, Any]:
+        return {"kind": "given", "type": type(self._source).__name__}
+
+    def open(self, store_url: str) -> Source:
+        return self._source
+
+
+_KINDS: dict[str, Callable[..., Description]] = {"table": Table}
+
+
+def described(source: object) -> Description:
+    """What `attach` was given, as a description."""
+    if isinstance(source, Description):
+        return source
+    if all(hasattr(source, name) for name in ("read", "bounds", "final", "watch", "streams")):
+        return Given(source)  # type: ignore[arg-type]  # checked by what it has
+    raise InvalidRequest(
+        "a source must be one of pxrs.sources, such as Table(…), or an object with the methods of "
+        f"pxrs.sources.Source, got a {type(source).__name__}"
+    )
+
+
+def from_settings(topic: str, settings: dict[str, Any]) -> Description:
+    """The description whose settings were kept with a topic."""
+    rest = dict(settings)
+    kind = rest.pop("kind", None)
+    if kind == "given":
+        raise ConfigError(
+            f"topic {topic!r} lies over a source that only programs have ({rest.get('type')}): "
+            f"call px.attach({topic!r}, source, partitions=…) in this process, too"
+        )
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"topic {topic!r} lies over a source of kind {kind!r}, which this version of pxrs does "
+            "not know; upgrade it"
+        )
+    try:
+        return _KINDS[kind](**rest)
+    except TypeError as error:
+        raise ConfigError(
+            f"the settings of topic {topic!r} are not understood by this version of pxrs: {error}"
+        ) from None

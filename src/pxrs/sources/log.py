@@ -1,0 +1,231 @@
+"""The store's log with virtual topics beside the real ones: one `LogStore` for all who read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
+from pxrs.sources.virtual import VirtualLog
+from pxrs.stores.api import (
+    Atomic,
+    CoordStore,
+    FetchesMany,
+    LogStore,
+    QueueStore,
+    Stores,
+    TellsSizes,
+    Watch,
+)
+from pxrs.topics import Topics, is_virtual
+from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+
+# How long a watch on both real and virtual topics looks at one of them.
+_SLICE = 0.05
+
+
+class LogWithSources:
+    """See `LogStore`. `open_log` opens what the virtual topic of this id lies over."""
+
+    def __init__(self, log: LogStore, open_log: Callable[[str], VirtualLog]) -> None:
+        self._log = log
+        self._open = open_log
+        self._opened: dict[str, VirtualLog] = {}
+        self._lock = threading.Lock()
+
+    def virtual(self, topic_id: str) -> VirtualLog:
+        """The log of a virtual topic; raises `TopicNotFound` if it was detached."""
+        found = self._opened.get(topic_id)
+        if found is None:
+            with self._lock:
+                found = self._opened.get(topic_id)
+                if found is None:
+                    found = self._opened[topic_id] = self._open(topic_id)
+        return found
+
+    def use(self, topic_id: str, log: VirtualLog) -> None:
+        """Read the virtual topic from this from now on."""
+        with self._lock:
+            before = self._opened.get(topic_id)
+            self._opened[topic_id] = log
+        if before is not None:
+            before.close()
+
+    def final(self, where: LogPartition) -> int | None:
+        """The offset below which nothing can come any more; None if it is not known yet."""
+        if is_virtual(where.topic_id):
+            return self.virtual(where.topic_id).final(where)
+        # Offsets of our own are given when messages are appended.
+        return self._log.bounds(where.topic_id)[where.partition].end
+
+    # Reading
+
+    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        if is_virtual(where.topic_id):
+            return self.virtual(where.topic_id).fetch(where, offset, max_bytes)
+        return self._log.fetch(where, offset, max_bytes)
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        first = places[0][0].topic_id if places else ""
+        if all(where.topic_id == first for where, _ in places) and is_virtual(first):
+            yield from self.virtual(first).fetch_many(places, max_bytes)
+        elif isinstance(self._log, FetchesMany) and not any(
+            is_virtual(where.topic_id) for where, _ in places
+        ):
+            yield from self._log.fetch_many(places, max_bytes)
+        else:
+            for where, offset in places:
+                try:
+                    yield self.fetch(where, offset, max_bytes)
+                except PxrsError as error:
+                    yield error
+
+    def bounds(self, topic_id: str) -> dict[int, Bounds]:
+        if is_virtual(topic_id):
+            return self.virtual(topic_id).bounds()
+        return self._log.bounds(topic_id)
+
+    def size(self, where: LogPartition) -> int:
+        """0 for virtual topics: the rows are not the store's."""
+        return 0 if is_virtual(where.topic_id) else self._log.size(where)
+
+    def sizes(self, topic_id: str) -> dict[int, int]:
+        if not is_virtual(topic_id) and isinstance(self._log, TellsSizes):
+            return self._log.sizes(topic_id)
+        return {
+            number: self.size(LogPartition(topic_id, number)) for number in self.bounds(topic_id)
+        }
+
+    def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
+        if is_virtual(where.topic_id):
+            return self.virtual(where.topic_id).offset_at(where, timestamp)
+        return self._log.batch_at(where, timestamp)
+
+    def watch(self, *where: LogPartition) -> Watch:
+        virtual = {each.topic_id for each in where if is_virtual(each.topic_id)}
+        real = [each for each in where if each.topic_id not in virtual]
+        if not virtual:
+            return self._log.watch(*real)
+        watches = [self.virtual(topic_id).watch() for topic_id in sorted(virtual)]
+        if real:
+            watches.append(self._log.watch(*real))
+        return watches[0] if len(watches) == 1 else _AnyOf(watches)
+
+    # Writing
+
+    def create(self, topic_id: str, partitions: int) -> None:
+        if not is_virtual(topic_id):
+            self._log.create(topic_id, partitions)
+
+    def drop(self, topic_id: str) -> None:
+        """Let go of a virtual topic's source, which stays as it is."""
+        if not is_virtual(topic_id):
+            self._log.drop(topic_id)
+            return
+        with self._lock:
+            gone = self._opened.pop(topic_id, None)
+        if gone is not None:
+            gone.close()
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        if any(is_virtual(append.where.topic_id) for append in appends):
+            _refuse()
+        return self._log.append(appends)
+
+    def trim(self, where: LogPartition, before: int) -> int:
+        if is_virtual(where.topic_id):
+            _refuse()
+        return self._log.trim(where, before)
+
+    def expire(
+        self, where: LogPartition, before_timestamp: int | None, max_bytes: int | None
+    ) -> int:
+        if is_virtual(where.topic_id):
+            _refuse()
+        return self._log.expire(where, before_timestamp, max_bytes)
+
+    def close(self) -> None:
+        """Close the sources; the store closes its own log."""
+        with self._lock:
+            opened, self._opened = self._opened, {}
+        for log in opened.values():
+            log.close()
+
+
+def _refuse() -> NoReturn:
+    raise InvalidRequest(
+        "a virtual topic is a view of its source: it can be read, not written; write to the source"
+    )
+
+
+class StoresWithSources:
+    """See `Stores`: all of them as they are, but for the log."""
+
+    def __init__(self, stores: Stores, log: LogWithSources) -> None:
+        self._stores = stores
+        self.log = log
+
+    @property
+    def url(self) -> str:
+        return self._stores.url
+
+    @property
+    def coord(self) -> CoordStore:
+        return self._stores.coord
+
+    @property
+    def queues(self) -> QueueStore:
+        return self._stores.queues
+
+    def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
+        return self._stores.atomic(connection)
+
+    def close(self) -> None:
+        self.log.close()
+        self._stores.close()
+
+
+def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
+    """The stores, with a log that has the rows of virtual topics, too."""
+    topics = Topics(stores.coord, stores.log, clock)
+
+    def open_log(topic_id: str) -> VirtualLog:
+        # Programs without virtual topics do not pay for what describes them.
+        from pxrs.sources.descriptions import from_settings
+
+        for topic in topics.list():
+            if topic.id == topic_id and topic.source is not None:
+                source = from_settings(topic.name, topic.source).open(stores.url)
+                return VirtualLog(topic, source)
+        raise TopicNotFound(topic_id)
+
+    return StoresWithSources(stores, LogWithSources(stores.log, open_log))
+
+
+class _AnyOf:
+    """A watch on several, of which each is looked at in turn."""
+
+    def __init__(self, watches: list[Watch]) -> None:
+        self._watches = watches
+
+    def wait(self, timeout: float | None = None) -> bool:
+        left = float("inf") if timeout is None else timeout
+        while True:
+            for watch in self._watches:
+                if watch.wait(max(0.0, min(_SLICE, left))):
+                    return True
+                left -= _SLICE
+            if left <= 0:
+                return False
+
+    def wake(self) -> None:
+        self._watches[0].wake()
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.close()

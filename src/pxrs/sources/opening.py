@@ -1,0 +1,27 @@
+"""URL → a table's database. Drivers are imported only when they are asked for."""
+
+from __future__ import annotations
+
+from pxrs.config import parse_url, postgres_settings, public, split_url, sqlite_settings
+from pxrs.errors import ConfigError, MissingExtra
+from pxrs.sources.tables.api import Columns, TableDatabase
+
+
+def open_table_database(url: str, columns: Columns) -> TableDatabase:
+    """Connect to the database at this URL, the main one where it names several places."""
+    parsed = parse_url(split_url(url).main)
+    scheme = parsed.scheme.partition("+")[0]
+    if scheme == "sqlite":
+        from pxrs.sources.tables.sqlite import SqliteTable
+
+        return SqliteTable(parsed.place, columns, sqlite_settings(parsed.options).busy_timeout)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from pxrs.sources.tables.postgres import PostgresTable
+        except ImportError as error:
+            raise MissingExtra("postgresql://", "postgres") from error
+        return PostgresTable(postgres_settings(parsed).conninfo, columns)
+    raise ConfigError(
+        f"{public(url)} has no tables; say where {columns.table!r} is: "
+        "Table(…, url='postgresql://…')"
+    )

@@ -1,0 +1,267 @@
+"""A table in PostgreSQL.
+
+Ids come from a sequence, before their rows are committed. `nextval` locks the sequence, and an
+insert its table, until the transaction ends; so `pg_locks` names everyone who may have an id whose
+row can't be seen yet, even those who have only asked for one. Anyone may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from pxrs.errors import ConfigError
+from pxrs.sources.tables.api import Columns, Look, Record, parts, quoted_name
+from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
+
+_INTEGERS = ("int2", "int4", "int8")
+_NUMBERS = (*_INTEGERS, "numeric", "float4", "float8")
+_TABLE = """
+SELECT c.oid, c.relkind::text FROM pg_class c WHERE c.oid = to_regclass(%s)
+"""
+_COLUMNS = """
+SELECT a.attname, t.typname, a.attnotnull, EXISTS (
+    SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
+        AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 1
+        AND i.indkey[0] = a.attnum)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+"""
+# The sequences that the column's default, or identity, takes ids from.
+_SEQUENCES = """
+SELECT s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle, format('%%I.%%I', n.nspname, c.relname)
+FROM pg_attribute a
+JOIN pg_depend d ON
+    (d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+        AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum AND d.deptype IN ('i', 'a'))
+    OR (d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass
+        AND d.objid = (SELECT oid FROM pg_attrdef WHERE adrelid = a.attrelid AND adnum = a.attnum))
+JOIN pg_sequence s ON s.seqrelid IN (d.objid, d.refobjid)
+JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE a.attrelid = %s AND a.attname = %s
+"""
+# Read while the statement runs, so after its snapshot was taken.
+_WRITERS = """
+SELECT DISTINCT l.virtualtransaction || '@' || l.pid FROM pg_locks l
+WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+class PostgresTable:
+    """See `TableDatabase`."""
+
+    in_order = False
+
+    def __init__(self, conninfo: str, columns: Columns) -> None:
+        given = conninfo_to_dict(conninfo)
+        self.place = f"database {given.get('dbname') or given.get('user') or 'postgres'!r}"
+        self._conninfo = conninfo
+        self._columns = columns
+        self._name = ".".join(map(_name, parts(columns.table)))
+        self._id = _name(columns.offset)
+        self._db: psycopg.Connection[Any] | None = None
+        # By name: what the table's columns are; its sequences and their ids.
+        self._types: dict[str, tuple[str, bool, bool]] = {}
+        self._sequences: list[tuple[int, str]] = []
+        self._oid: int | None = None
+        self._is_view = False
+        self._statements: dict[bool, str] = {}
+        try:
+            self._learn()
+        except BaseException:
+            self.close()
+            raise
+
+    # The connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DRIVER_ERRORS as error:
+            db, self._db = self._db, None
+            if db is not None:
+                db.close()
+            if isinstance(error, psycopg.Error) and error.sqlstate in ("42P01", "42703"):
+                # It was dropped, or a column of it.
+                text = error.diag.message_primary or str(error)
+                raise ConfigError(
+                    f"{self._columns.table!r} can't be read any more: {text}"
+                ) from error
+            if isinstance(error, psycopg.Error) and error.sqlstate == "42501":
+                raise ConfigError(
+                    f"this role may not read {self._columns.table!r}: GRANT SELECT ON "
+                    f"{self._columns.table} TO it"
+                ) from error
+            raise translate(error, self.place) from error
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
+        with self._translated():
+            if self._db is None or self._db.closed:
+                self._db = psycopg.connect(
+                    self._conninfo, autocommit=True, application_name="pxrs source"
+                )
+                self._db.execute(
+                    "SELECT set_config('default_transaction_isolation', 'read committed', false), "
+                    "set_config('default_transaction_read_only', 'on', false)"
+                )
+            return self._db.execute(statement, values or None, prepare=True).fetchall()
+
+    # What the table is
+
+    def _learn(self) -> None:
+        found = self._rows(_TABLE, [self._name])
+        if not found:
+            raise ConfigError(
+                f"there is no table or view {self._columns.table!r} in {self.place}; "
+                "name its schema, too, if it is not in the search_path: 'schema.table'"
+            )
+        self._oid, kind = found[0]
+        self._is_view = kind in ("v", "m")
+        self._types = {
+            name: (kind, required, unique)
+            for name, kind, required, unique in self._rows(_COLUMNS, [self._oid])
+        }
+        for name in self._columns.all:
+            if name not in self._types:
+                raise ConfigError(
+                    f"{self._columns.table!r} has no column {name!r}; it has "
+                    f"{', '.join(sorted(self._types))}"
+                )
+        self._sequences = [(row[0], row[4]) for row in self._own_sequences()]
+
+    def _own_sequences(self) -> list[Record]:
+        return self._rows(_SEQUENCES, [self._oid, self._columns.offset])
+
+    def check(self) -> None:
+        table, offset = self._columns.table, self._columns.offset
+        kind, required, unique = self._types[offset]
+        if kind not in _INTEGERS:
+            raise ConfigError(
+                f"offset must be a column of integers; {offset!r} of {table!r} is {kind}"
+            )
+        if self._is_view:
+            if self._rows(f"SELECT 1 FROM {self._name} WHERE {self._id} IS NULL LIMIT 1"):
+                raise ConfigError(
+                    f"offset must not be NULL; {offset!r} of the view {table!r} is in some rows: "
+                    "leave them out with WHERE"
+                )
+            return
+        if not (required and unique):
+            raise ConfigError(
+                f"offset must be unique and NOT NULL; {offset!r} of {table!r} is not: name its "
+                "primary key, or make a unique index"
+            )
+        for _, cache, increment, cycle, name in self._own_sequences():
+            if cache != 1:
+                raise ConfigError(
+                    f"the sequence {name} gives {cache} ids at a time to a connection (CACHE), "
+                    "which uses them up much later: rows would appear below those that were read. "
+                    f"ALTER SEQUENCE {name} CACHE 1, and reconnect the writers"
+                )
+            if increment < 1 or cycle:
+                raise ConfigError(f"ids must rise: the sequence {name} goes down, or in circles")
+
+    # What is in it
+
+    def look(self) -> Look:
+        # Before the writers are read: whoever has an id up to there is among them, or has ended.
+        counter = self._counter()
+        writers = f"ARRAY({_WRITERS} {self._of_this_table()})"
+        [(highest, found)] = self._rows(
+            f"SELECT (SELECT max({self._id}) FROM {self._name}), {writers}"
+        )
+        top = max(-1 if highest is None else highest, counter)
+        if not self._sequences and not self._is_view:
+            # Who makes the ids, and when, can't be seen.
+            return Look(top, None)
+        return Look(top, frozenset(found))
+
+    def _counter(self) -> int:
+        highest = -1
+        for _, name in self._sequences:
+            try:
+                [(value, is_called)] = self._rows(
+                    f"SELECT last_value, is_called FROM {_safe(name)}"
+                )
+            except ConfigError:
+                # No right to read it: the highest id that is seen has to do.
+                continue
+            highest = max(highest, value if is_called else value - 1)
+        return highest
+
+    def _of_this_table(self) -> str:
+        if self._is_view:
+            # Whatever it is made of: anyone who writes anything.
+            return ""
+        relations = [self._oid, *(oid for oid, _ in self._sequences)]
+        return f"AND l.relation IN ({', '.join(map(str, relations))})"
+
+    def select(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        filtered = partition is not None
+        if filtered not in self._statements:
+            self._statements[filtered] = self._statement(filtered)
+        values = [first, last, limit] if partition is None else [partition, first, last, limit]
+        return self._rows(self._statements[filtered], values)
+
+    def _statement(self, filtered: bool) -> str:
+        wanted = self._columns
+        columns = [
+            self._id,
+            "NULL" if wanted.timestamp is None else self._time(),
+            "NULL" if wanted.key is None else self._text(wanted.key),
+            *map(self._value, wanted.values),
+        ]
+        where = f"{_name(wanted.partition or '')} = %s AND " if filtered else ""
+        return (
+            f"SELECT {', '.join(columns)} FROM {self._name} "
+            f"WHERE {where}{self._id} BETWEEN %s AND %s ORDER BY {self._id} LIMIT %s"
+        )
+
+    def _text(self, column: str) -> str:
+        return _name(column) if self._types[column][0] == "bytea" else f"{_name(column)}::text"
+
+    def _value(self, column: str) -> str:
+        """JSON as it stands, where it is the whole value: it would only be made text again."""
+        json = self._types[column][0] in ("json", "jsonb") and len(self._columns.values) == 1
+        return f"{_name(column)}::text" if json else _name(column)
+
+    def _time(self) -> str:
+        name = _name(self._columns.timestamp or "")
+        if self._types[self._columns.timestamp or ""][0] in _NUMBERS:
+            return f"(CASE WHEN {name} < 100000000000 THEN {name} * 1000 ELSE {name} END)::bigint"
+        return f"(extract(epoch FROM {name}) * 1000)::bigint"
+
+    def ids(self, after: int, limit: int) -> list[int]:
+        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > %s ORDER BY 1 LIMIT %s"
+        return [row[0] for row in self._rows(statement, [after, limit])]
+
+    def first_at(self, timestamp: int) -> int | None:
+        [(found,)] = self._rows(
+            f"SELECT min({self._id}) FROM {self._name} WHERE {self._time()} >= %s", [timestamp]
+        )
+        return None if found is None else int(found)
+
+    def changes(self) -> object:
+        return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _name(name: str) -> str:
+    return _safe(quoted_name(name, '"'))
+
+
+def _safe(text: str) -> str:
+    """A text that stands in a statement with placeholders."""
+    return text.replace("%", "%%")

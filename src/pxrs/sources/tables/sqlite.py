@@ -1,0 +1,180 @@
+"""A table in a SQLite file. It has one writer at a time, so ids are committed in order."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pxrs.errors import ConfigError
+from pxrs.sources.tables.api import Columns, Look, Record, quoted_name
+from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
+
+_NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
+
+
+class SqliteTable:
+    """See `TableDatabase`."""
+
+    in_order = True
+
+    def __init__(self, path: str, columns: Columns, busy_timeout: float = 10.0) -> None:
+        self.place = path
+        self._columns = columns
+        self._name = _name(columns.table)
+        if not Path(path).exists():
+            raise ConfigError(f"there is no file {path}; is the path right?")
+        with self._translated():
+            self._db = sqlite3.connect(
+                f"file:{quote(str(Path(path).resolve()))}?mode=ro",
+                uri=True,
+                timeout=busy_timeout,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        self._id = _name(columns.offset)
+        # The counter of AUTOINCREMENT goes on when rows are deleted.
+        self._has_counter: bool | None = None
+        self._statements: dict[bool, str] = {}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.place) from error
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
+        with self._translated():
+            return self._db.execute(statement, values).fetchall()
+
+    def check(self) -> None:
+        table = self._columns.table
+        kind = self._rows("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,))
+        if not kind:
+            raise ConfigError(f"there is no table or view {table!r} in {self.place}")
+        found = {
+            name.lower(): (kind, bool(required), key)
+            for _, name, kind, required, _, key in self._rows(f"PRAGMA table_info({self._name})")
+        }
+        for name in self._columns.all:
+            if name.lower() not in found:
+                raise ConfigError(
+                    f"{table!r} has no column {name!r}; it has {', '.join(sorted(found))}"
+                )
+        if kind[0][0] == "view":
+            self._check_view()
+            return
+        declared, required, key = found[self._columns.offset.lower()]
+        alone = sum(1 for _, _, place in found.values() if place) == 1
+        if declared.upper() == "INTEGER" and key and alone:
+            return
+        if "INT" not in declared.upper():
+            raise ConfigError(
+                f"offset must be a column of integers; {self._columns.offset!r} of {table!r} is "
+                f"{declared or 'of no declared type'}"
+            )
+        if not (required and self._is_unique(alone and bool(key))):
+            raise ConfigError(
+                f"offset must be unique and NOT NULL; {self._columns.offset!r} of {table!r} is "
+                "not: name its INTEGER PRIMARY KEY"
+            )
+
+    def _check_view(self) -> None:
+        if self._rows(f"SELECT 1 FROM {self._name} WHERE {self._id} IS NULL LIMIT 1"):
+            raise ConfigError(
+                f"offset must not be NULL; {self._columns.offset!r} of the view "
+                f"{self._columns.table!r} is in some rows: leave them out with WHERE"
+            )
+
+    def _is_unique(self, key: bool) -> bool:
+        wanted = [self._columns.offset.lower()]
+        indexes = self._rows(f"PRAGMA index_list({self._name})")
+        return key or any(
+            [str(each[2]).lower() for each in self._rows(f"PRAGMA index_info({_name(index)})")]
+            == wanted
+            for _, index, unique, _, partial in indexes
+            if unique and not partial
+        )
+
+    def look(self) -> Look:
+        highest = self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
+        return Look(max(-1 if highest is None else highest, self._counter()), frozenset())
+
+    def _counter(self) -> int:
+        if self._has_counter is None:
+            self._has_counter = bool(
+                self._rows("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'")
+            )
+        if not self._has_counter:
+            return -1
+        found = self._rows(
+            "SELECT seq FROM sqlite_sequence WHERE name = ? COLLATE NOCASE", (self._columns.table,)
+        )
+        return int(found[0][0]) if found else -1
+
+    def select(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        filtered = partition is not None
+        if filtered not in self._statements:
+            self._statements[filtered] = self._statement(filtered)
+        values = [first, last, limit] if partition is None else [partition, first, last, limit]
+        return self._rows(self._statements[filtered], values)
+
+    def _statement(self, filtered: bool) -> str:
+        wanted = self._columns
+        columns = [
+            self._id,
+            self._time(),
+            "NULL" if wanted.key is None else _bytes(wanted.key),
+            # In bytes, where it is not to become JSON: text would be decoded only to be encoded.
+            *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
+        ]
+        where = f"{_name(wanted.partition or '')} = ? AND " if filtered else ""
+        return (
+            f"SELECT {', '.join(columns)} FROM {self._name} "
+            f"WHERE {where}{self._id} BETWEEN ? AND ? ORDER BY {self._id} LIMIT ?"
+        )
+
+    def _time(self) -> str:
+        """An expression for the time in milliseconds; None where there is no such column."""
+        if self._columns.timestamp is None:
+            return "NULL"
+        name = _name(self._columns.timestamp)
+        declared = {
+            column.lower(): kind.upper()
+            for _, column, kind, *_ in self._rows(f"PRAGMA table_info({self._name})")
+        }[self._columns.timestamp.lower()]
+        if any(part in declared for part in _NUMBERS):
+            return f"CAST({name} * iif({name} < 100000000000, 1000, 1) AS INTEGER)"
+        return f"CAST(round((julianday({name}) - 2440587.5) * 86400000) AS INTEGER)"
+
+    def ids(self, after: int, limit: int) -> list[int]:
+        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > ? ORDER BY 1 LIMIT ?"
+        return [row[0] for row in self._rows(statement, (after, limit))]
+
+    def first_at(self, timestamp: int) -> int | None:
+        if self._columns.timestamp is None:
+            return None
+        found = self._rows(
+            f"SELECT min({self._id}) FROM {self._name} WHERE {self._time()} >= ?", (timestamp,)
+        )
+        return None if found[0][0] is None else int(found[0][0])
+
+    def changes(self) -> object:
+        return self._rows("PRAGMA data_version")[0][0]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _bytes(name: str) -> str:
+    return f"CAST({_name(name)} AS BLOB)"
+
+
+def _name(name: str) -> str:
+    return quoted_name(name, '"')

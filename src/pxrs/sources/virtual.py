@@ -1,0 +1,211 @@
+"""A virtual topic's log: partitions laid over a source by hashing its keys.
+
+All partitions that this process reads share one scan. What is read lies in chunks, split by
+partition, and each partition goes on where its chunk ends, so they stay together by themselves. A
+slow one falls out of the chunks that are kept, and what it needs is read again for it: it stalls
+nobody, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, cast
+
+from pxrs.core.routing import hasher
+from pxrs.errors import ConfigError, OffsetOutOfRange, PartitionNotFound, PxrsError
+from pxrs.sources.api import FiltersPartitions, Source
+from pxrs.stores.api import Watch
+from pxrs.types import Bounds, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
+
+# How many rows are read at a time, and how many bytes of chunks are kept for slower partitions.
+_ROWS = 5000
+_KEPT_BYTES = 16 * 2**20
+_MOST_CHUNKS = 64
+# What a row costs beyond its key and value, about.
+_ROW_BYTES = 100
+# Partitions of so many keys are remembered.
+_MOST_KEYS = 2**16
+
+
+class _Chunk(NamedTuple):
+    """All rows of a stream from `start` up to `next`, by partition."""
+
+    start: int
+    next: int
+    rows: dict[int, list[Row]]
+    size: int
+
+    @property
+    def mean(self) -> int:
+        """About how many bytes a row takes."""
+        return self.size // max(1, sum(map(len, self.rows.values())))
+
+
+class VirtualLog:
+    """The read half of `LogStore` for one virtual topic. Thread-safe."""
+
+    def __init__(self, topic: Topic, source: Source) -> None:
+        self.source = source
+        self._topic = topic
+        if topic.partitions % source.streams:
+            raise ConfigError(
+                f"partitions must be a multiple of the source's {source.streams} streams, "
+                f"got {topic.partitions}"
+            )
+        self._per_stream = topic.partitions // source.streams
+        self._hash = hasher(topic.partitioner, self._per_stream)
+        self._partition_of_key: dict[bytes | None, int] = {}
+        self._lock = threading.Lock()
+        # By stream and start; those that were used last at the end.
+        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        self._kept = 0
+
+    def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+        """See `LogStore.fetch`; `max_bytes` is for the rows of this partition."""
+        partition = self._check(where)
+        stream = partition // self._per_stream
+        bounds = self._bounds(stream, where, offset)
+        batch = self._filtered(stream, partition, offset)
+        if batch is None:
+            with self._lock:
+                chunk = self._chunk(stream, offset)
+            batch = _cut(chunk, partition, offset)
+        batch = _within(batch, max_bytes)
+        # The seam speaks of encoded batches; those who decode them know rows, too.
+        batches = cast(list[StoredBatch], [batch] if batch.next > offset else [])
+        return Fetched(batches, bounds.start, max(bounds.end, batch.next))
+
+    def fetch_many(
+        self, places: Sequence[tuple[LogPartition, int]], max_bytes: int
+    ) -> Generator[Fetched | PxrsError]:
+        """See `FetchesMany`. The one that is furthest behind is read first: others follow it."""
+        found: dict[LogPartition, Fetched | PxrsError] = {}
+        for where, offset in sorted(places, key=lambda place: place[1]):
+            try:
+                found[where] = self.fetch(where, offset, max_bytes)
+            except PxrsError as error:
+                found[where] = error
+        yield from (found[where] for where, _ in places)
+
+    def bounds(self) -> dict[int, Bounds]:
+        """See `LogStore.bounds`."""
+        streams = [self.source.bounds(stream) for stream in range(self.source.streams)]
+        return {
+            partition: streams[partition // self._per_stream]
+            for partition in range(self._topic.partitions)
+        }
+
+    def final(self, where: LogPartition) -> int | None:
+        """The offset below which all rows are final; None if that is not known yet."""
+        return self.source.final(self._check(where) // self._per_stream)
+
+    def offset_at(self, where: LogPartition, timestamp: int) -> int | None:
+        """Offset of the source's first row of that time or later, in whichever partition."""
+        return self.source.offset_at(self._check(where) // self._per_stream, timestamp)
+
+    def watch(self) -> Watch:
+        """Wakes when there may be more to read."""
+        return self.source.watch()
+
+    def close(self) -> None:
+        self.source.close()
+
+    def _check(self, where: LogPartition) -> int:
+        if not 0 <= where.partition < self._topic.partitions:
+            raise PartitionNotFound(self._topic.name, where.partition, self._topic.partitions)
+        return where.partition
+
+    def _bounds(self, stream: int, where: LogPartition, offset: int) -> Bounds:
+        with self._lock:
+            chunk = self._kept_chunk(stream, offset)
+        if chunk is not None:
+            return Bounds(min(chunk.start, offset), chunk.next)
+        bounds = self.source.bounds(stream)
+        if not bounds.start <= offset <= bounds.end:
+            raise OffsetOutOfRange(where.topic_id, where.partition, offset, *bounds)
+        return bounds
+
+    def _filtered(self, stream: int, partition: int, offset: int) -> StoredRows | None:
+        if not isinstance(self.source, FiltersPartitions):
+            return None
+        read = self.source.read_partition(stream, partition, offset, _ROWS)
+        if read is None:
+            return None
+        return StoredRows(offset, read.next, read.rows, sum(map(_size, read.rows)))
+
+    def _kept_chunk(self, stream: int, offset: int) -> _Chunk | None:
+        for (of, start), chunk in reversed(self._chunks.items()):
+            if of == stream and start <= offset < chunk.next:
+                return chunk
+        return None
+
+    def _chunk(self, stream: int, offset: int) -> _Chunk:
+        """The chunk with this offset: one that is kept, or read anew up to the next that is."""
+        kept = self._kept_chunk(stream, offset)
+        if kept is not None:
+            self._chunks.move_to_end((stream, kept.start))
+            return kept
+        later = [start for of, start in self._chunks if of == stream and start > offset]
+        read = self.source.read(stream, offset, _ROWS, min(later, default=None))
+        chunk = self._split(stream, offset, read.rows, read.next)
+        if chunk.next > offset:
+            self._keep(stream, chunk)
+        return chunk
+
+    def _split(self, stream: int, offset: int, rows: list[Row], following: int) -> _Chunk:
+        split: list[list[Row]] = [[] for _ in range(self._per_stream)]
+        known = self._partition_of_key
+        for row in rows:
+            try:
+                split[known[row[2]]].append(row)
+            except KeyError:
+                split[self._learn(row[2])].append(row)
+        size = sum([len(row[3] or b"") for row in rows]) + len(rows) * _ROW_BYTES
+        first = stream * self._per_stream
+        return _Chunk(
+            offset, following, {first + place: found for place, found in enumerate(split)}, size
+        )
+
+    def _learn(self, key: bytes | None) -> int:
+        if len(self._partition_of_key) >= _MOST_KEYS:
+            self._partition_of_key.clear()
+        # Rows without a key are in the first partition.
+        place = 0 if key is None else self._hash(key) % self._per_stream
+        self._partition_of_key[key] = place
+        return place
+
+    def _keep(self, stream: int, chunk: _Chunk) -> None:
+        self._chunks[(stream, chunk.start)] = chunk
+        self._kept += chunk.size
+        while len(self._chunks) > 1 and (
+            self._kept > _KEPT_BYTES or len(self._chunks) > _MOST_CHUNKS
+        ):
+            _, dropped = self._chunks.popitem(last=False)
+            self._kept -= dropped.size
+
+
+def _size(row: Row) -> int:
+    return _ROW_BYTES + len(row[2] or b"") + len(row[3] or b"")
+
+
+def _cut(chunk: _Chunk, partition: int, offset: int) -> StoredRows:
+    rows = chunk.rows.get(partition, [])
+    if rows and rows[0][0] < offset:
+        rows = [row for row in rows if row[0] >= offset]
+    return StoredRows(offset, chunk.next, rows, len(rows) * chunk.mean)
+
+
+def _within(batch: StoredRows, max_bytes: int) -> StoredRows:
+    """The first of the rows that fit, at least one."""
+    if batch.size <= max_bytes or len(batch.rows) < 2:
+        return batch
+    size, count = 0, 0
+    for row in batch.rows:
+        size += _size(row)
+        if count and size > max_bytes:
+            break
+        count += 1
+    rows = batch.rows[:count]
+    return StoredRows(batch.base, rows[-1][0] + 1, rows, sum(map(_size, rows)))
