@@ -425,7 +425,7 @@ class Pxrs:
         the same settings changes nothing, with others it is `TopicExists`. The source is checked
         first: `ConfigError` if rows could be skipped.
         """
-        return self.sources.attach(name, source, partitions)
+        return self.sources._attach(name, source, partitions)
 
     @property
     def sources(self) -> Sources:

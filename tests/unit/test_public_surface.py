@@ -19,7 +19,7 @@ BLOCKING = {
         "attach begin client close consumer groups health kv listen producer put put_many queues "
         "reader run send sources stop stores topics transaction url"
     ),
-    "Sources": "attach describe detach list",
+    "Sources": "describe detach list",
     "SourceInfo": "end final settings topic",
     "Topic": (
         "created_ms id name partitioner partitions retention retention_bytes retention_ms source"
@@ -97,9 +97,10 @@ BLOCKING = {
 ASYNC = {
     "Opening": "",
     "Pxrs": (
-        "begin client close consumer groups health kv listen producer put put_many queues reader "
-        "run send stop topics transaction url"
+        "attach begin client close consumer groups health kv listen producer put put_many queues "
+        "reader run send sources stop topics transaction url"
     ),
+    "Sources": "describe detach list",
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "Producer": "close flush send send_many",
     "Sent": "done result",
@@ -115,7 +116,7 @@ ASYNC = {
         "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
-    "Groups": "delete describe explain list reset",
+    "Groups": "delete describe explain import_checkpoint list reset",
     "UnitOfWork": (
         "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"

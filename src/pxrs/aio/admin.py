@@ -6,6 +6,7 @@ from pxrs.aio.threads import Threads, awaiting
 from pxrs.groups import admin as groups
 from pxrs.queues import admin as queues
 from pxrs.running import topics
+from pxrs.sources import admin as sources
 
 
 class Topics:
@@ -38,7 +39,20 @@ class Groups:
     describe = awaiting(groups.Groups.describe)
     explain = awaiting(groups.Groups.explain)
     reset = awaiting(groups.Groups.reset)
+    import_checkpoint = awaiting(groups.Groups.import_checkpoint)
     delete = awaiting(groups.Groups.delete)
+
+
+class Sources:
+    """Lists, describes and detaches virtual topics. See `pxrs.Sources`."""
+
+    def __init__(self, blocking: sources.Sources, threads: Threads) -> None:
+        self._blocking = blocking
+        self._call = threads.call
+
+    list = awaiting(sources.Sources.list)
+    describe = awaiting(sources.Sources.describe)
+    detach = awaiting(sources.Sources.detach)
 
 
 class Queues:

@@ -29,14 +29,14 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources:
-    """Attach, list, describe and detach sources. Thread-safe."""
+    """Lists, describes and detaches virtual topics. Thread-safe."""
 
     def __init__(self, topics: Topics, log: LogWithSources, store_url: str) -> None:
         self._topics = topics
         self._log = log
         self._store_url = store_url
 
-    def attach(self, name: str, source: object, partitions: int) -> Topic:
+    def _attach(self, name: str, source: object, partitions: int) -> Topic:
         """See `Pxrs.attach`."""
         description = described(source)
         opened = description.open(self._store_url)
