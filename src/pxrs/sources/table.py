@@ -20,7 +20,7 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.tables.api import Columns, Record, TableDatabase
+from pxrs.sources.tables.api import Columns, Look, Record, TableDatabase
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
@@ -132,13 +132,20 @@ class OpenTable:
         """Refuse a table that can't be read in parallel."""
         with self._lock:
             self.database.check()
-            look = self.database.look()
-            if look.writers is None and self.table.settle is None:
-                raise ConfigError(
-                    f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
-                    "missing id may still come: say with settle= for how many seconds, longer than "
-                    "the longest transaction that writes to it"
-                )
+            self._settle_of(self.database.look())
+
+    def _settle_of(self, look: Look) -> float:
+        """How many seconds to wait for a missing id; 0 where it is known who is writing."""
+        if look.writers is not None:
+            return 0.0
+        if self.table.settle is None:
+            grant = f"GRANT {self.database.right} to this user, or " if self.database.right else ""
+            raise ConfigError(
+                f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
+                f"missing id may still come: {grant}say with settle= for how many seconds, longer "
+                "than the longest transaction that writes to it"
+            )
+        return self.table.settle
 
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
         with self._use():
@@ -199,7 +206,10 @@ class OpenTable:
 
     def _look(self) -> int:
         """Find out up to which id rows are final."""
-        top, writers = self.database.look()
+        look = self.database.look()
+        top, writers = look
+        # A right may have been taken away since it was attached.
+        settle = self._settle_of(look)
         before = self._settling.final
         if top < before:
             raise SourceChanged(
@@ -209,7 +219,6 @@ class OpenTable:
                 "another name, or reset the groups to where they are to go on"
             )
         self._top = top
-        settle = (self.table.settle or 0.0) if writers is None else 0.0
         final = self._settling.look(top, writers or frozenset(), self._clock.monotonic(), settle)
         if final < top and final >= 0:
             final = self._settling.follow(self.database.ids(final, _IDS))

@@ -42,6 +42,8 @@ class TableDatabase(Protocol):
     place: str
     # Whether no row can appear below one that was read.
     in_order: bool
+    # The right that a user needs to see who is writing; empty where everyone sees it.
+    right: str
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel: `ConfigError` says why and what to do."""

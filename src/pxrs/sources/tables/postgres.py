@@ -56,6 +56,7 @@ class PostgresTable:
     """See `TableDatabase`."""
 
     in_order = False
+    right = ""
 
     def __init__(self, conninfo: str, columns: Columns) -> None:
         given = conninfo_to_dict(conninfo)

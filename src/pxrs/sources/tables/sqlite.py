@@ -20,6 +20,7 @@ class SqliteTable:
     """See `TableDatabase`."""
 
     in_order = True
+    right = ""
 
     def __init__(self, path: str, columns: Columns, busy_timeout: float = 10.0) -> None:
         self.place = path
