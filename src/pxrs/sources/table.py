@@ -20,8 +20,7 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.tables.api import Columns, Look, Record, TableDatabase
-from pxrs.sources.watching import PollingWatch
+from pxrs.sources.tables.api import Columns, Look, Preparation, Record, TableDatabase
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
 
@@ -31,8 +30,6 @@ _FIRST_ROWS = 256
 # Ids that are looked at for one without a gap while a writer has to be waited for.
 _IDS = 1000
 _MOST_SECONDS = 24 * 3600.0
-# A look at the table, seconds: soon after something happened, and when it is quiet.
-_SOON, _QUIET = 0.005, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +124,41 @@ class OpenTable:
         self._top = -1
         self._rows = _FIRST_ROWS
         self._row = _maker(table)
+        self._filters = table.partition is not None
+        self._channel: str | None = None
+        # How many rows the database has returned.
+        self.rows_read = 0
+
+    def use(self, partition: str | None = None, channel: str | None = None) -> None:
+        """Use what `prepare` has added to the table."""
+        with self._use():
+            if partition is not None and self.table.partition is None:
+                self.database.filter_by(partition)
+                self._filters = True
+            self._channel = channel
+
+    def check_partitions(self, partitions: int) -> None:
+        """Refuse a partition column with values that name no partition."""
+        if self.table.partition is None:
+            return
+        with self._use():
+            odd = self.database.odd_partition(partitions)
+        if odd is not None:
+            raise ConfigError(
+                f"{self.table.partition!r} of {self.table.name!r} must be a partition from 0 to "
+                f"{partitions - 1} in every row, and is {odd} in some: rows of others would never "
+                "be delivered. Attach it with more partitions, or mend the rows and add a CHECK"
+            )
+
+    def preparation(self, partitions: int) -> Preparation:
+        """What `prepare` has to do to the table."""
+        with self._use():
+            return self.database.preparation(partitions)
+
+    def execute(self, statement: str) -> None:
+        """Change the table as `preparation` says."""
+        with self._use():
+            self.database.execute(statement)
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel."""
@@ -155,7 +187,7 @@ class OpenTable:
         self, stream: int, partition: int, offset: int, limit: int
     ) -> SourceRead | None:
         """See `FiltersPartitions`."""
-        if self.table.partition is None:
+        if not self._filters:
             return None
         with self._use():
             return self._read(offset, limit, None, partition)
@@ -167,7 +199,7 @@ class OpenTable:
         if offset > final:
             final = self._look()
         if offset > final:
-            return self._read_ahead(offset, limit)
+            return self._read_ahead(offset, limit, partition)
         last = final if until is None else min(final, until - 1)
         most = min(limit, self._rows)
         found = self.database.select(offset, last, most, partition)
@@ -176,19 +208,22 @@ class OpenTable:
         end = last + 1 if len(found) < most else found[-1][0] + 1
         return SourceRead(list(map(self._row, found)), end)
 
-    def _read_ahead(self, offset: int, limit: int) -> SourceRead:
+    def _read_ahead(self, offset: int, limit: int, partition: int | None) -> SourceRead:
         """Rows that follow without a gap are final, whoever is still writing."""
         last = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         if last < offset:
             return SourceRead([], offset)
-        found = self.database.select(offset, last, self._rows)
+        most = self._rows
+        found = self.database.select(offset, last, most, partition)
         self._measure(found)
-        return SourceRead(list(map(self._row, found)), found[-1][0] + 1 if found else offset)
+        end = last + 1 if len(found) < most else found[-1][0] + 1
+        return SourceRead(list(map(self._row, found)), end)
 
     def _measure(self, found: Sequence[Record]) -> None:
         """Read as many rows next time as fit, but not many more than this time."""
         if not found:
             return
+        self.rows_read += len(found)
         size = sum(len(value) for row in found for value in row[3:] if isinstance(value, _SIZED))
         mean = size / len(found) + 100
         self._rows = max(1, min(int(_READ_BYTES / mean), max(self._rows, len(found)) * 4, 20_000))
@@ -234,7 +269,7 @@ class OpenTable:
             return self.database.first_at(timestamp)
 
     def watch(self) -> Watch:
-        return PollingWatch(self._changes, _SOON, _QUIET)
+        return self.database.watch(self._changes, lambda: self._settling.is_waiting, self._channel)
 
     def _changes(self) -> object:
         """Something new when there may be more to read; trouble is for those who read."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from pxrs.stores.api import Watch
 
 Record = tuple[Any, ...]
 
@@ -33,6 +35,22 @@ class Look(NamedTuple):
 
     top: int
     writers: frozenset[str] | None
+
+
+# The column that `prepare` adds.
+PARTITION_COLUMN = "pxrs_partition"
+
+
+class Preparation(NamedTuple):
+    """What makes reading cheaper: the statements that are missing, and what is there after them.
+
+    `partition` is a column with the row's partition, of which members read only theirs. `channel`
+    is where the database tells of new rows.
+    """
+
+    statements: list[str]
+    partition: str | None = None
+    channel: str | None = None
 
 
 class TableDatabase(Protocol):
@@ -72,7 +90,48 @@ class TableDatabase(Protocol):
         """Something that differs once rows may have come; it costs little to ask."""
         ...
 
+    def watch(
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
+    ) -> Watch:
+        """Wakes when `changes` may differ, see there; sooner where news come over a channel.
+
+        While `is_waiting` something may become final without news.
+        """
+        ...
+
+    # Partitions in the database
+
+    def filter_by(self, column: str) -> None:
+        """Take this column for the row's partition from now on."""
+        ...
+
+    def odd_partition(self, partitions: int) -> object:
+        """A value of the partition column that names no partition, or "NULL"; None if all do.
+
+        `ConfigError` if it is no column of integers.
+        """
+        ...
+
+    def preparation(self, partitions: int) -> Preparation:
+        """What `prepare` has to do; `ConfigError` if it can't be done."""
+        ...
+
+    def execute(self, statement: str) -> None:
+        """Change the table, as `preparation` says, on a connection that may write."""
+        ...
+
     def close(self) -> None: ...
+
+
+def mark_of(key: str, partitions: int) -> str:
+    """The comment on a partition column, by which `prepare` knows its own."""
+    return f"pxrs: md5 of {key}, {partitions} partitions"
+
+
+def odd_ones(name: str, table: str, partitions: int) -> str:
+    """A query for a partition, of the column of this name, that is none."""
+    odd = f"{name} IS NULL OR {name} < 0 OR {name} >= {partitions:d}"
+    return f"SELECT {name} FROM {table} WHERE {odd} LIMIT 1"
 
 
 def parts(table: str) -> list[str]:

@@ -6,8 +6,8 @@ ahead (`INSERT … SELECT`). `mysql_writers.py` tells who may still have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pymysql
@@ -15,13 +15,38 @@ from pymysql.cursors import Cursor
 
 from pxrs.config import SqlSettings
 from pxrs.errors import ConfigError, StoreError
-from pxrs.sources.tables.api import Columns, Look, Record, parts, quoted_name
+from pxrs.sources.tables.api import (
+    PARTITION_COLUMN,
+    Columns,
+    Look,
+    Preparation,
+    Record,
+    mark_of,
+    odd_ones,
+    parts,
+    quoted_name,
+)
 from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
+from pxrs.sources.watching import PollingWatch
+from pxrs.stores.api import Watch
 from pxrs.stores.mysql.failures import Raced, translated
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _NUMBERS = (*_INTEGERS, "decimal", "float", "double")
 _BINARY = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit")
+_TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid")
+# Keys whose text is the same for every connection.
+_HASHED = (*_INTEGERS, "decimal", *_TEXTS, *_BINARY[:-1])
+# Seconds that a change of the table waits for those who use it: others wait behind it.
+_LOCK_WAIT = 5
+_COMMENTS = """
+SELECT lower(COLUMN_NAME), COLUMN_COMMENT FROM information_schema.COLUMNS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+_INDEXES = """
+SELECT group_concat(COLUMN_NAME ORDER BY SEQ_IN_INDEX) FROM information_schema.STATISTICS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s GROUP BY INDEX_NAME
+"""
 # No such table or column; no right to it; no right to see others.
 _MISSING, _DENIED, _NO_PROCESS = (1146, 1054, 1356), (1142, 1143, 1044), 1227
 _TABLE = """
@@ -77,9 +102,10 @@ class MysqlTable:
 
     # The connection
 
-    def _connect(self) -> Any:
+    def _connect(self, **more: Any) -> Any:
+        options = {**self._options, **more}
         try:
-            db: Any = pymysql.connect(**self._options, autocommit=True, cursorclass=Cursor)
+            db: Any = pymysql.connect(**options, autocommit=True, cursorclass=Cursor)
         except TypeError as error:
             raise ConfigError(
                 f"{self.place}: the driver does not know an option: {error}"
@@ -131,6 +157,17 @@ class MysqlTable:
         self._table = found[0][0], found[0][1]
         self._engine = str(found[0][2])
         self._is_view = "VIEW" in found[0][3]
+        self._learn_columns()
+        version = str(self._rows("SELECT VERSION()")[0][0])
+        self._sees = not self._rows(_CLUSTER)
+        self._writers: Writers = (
+            TransactionsAndStatements(self._rows)
+            if "MariaDB" in version
+            else MetadataLocks(self._rows, None if self._is_view else self._table)
+        )
+        self.right = self._writers.right
+
+    def _learn_columns(self) -> None:
         # Names of columns are the same in any case.
         self._types = {
             column.lower(): (kind, bool(required), bool(counted))
@@ -142,14 +179,6 @@ class MysqlTable:
                     f"{self._columns.table!r} has no column {column!r}; it has "
                     f"{', '.join(sorted(self._types))}"
                 )
-        version = str(self._rows("SELECT VERSION()")[0][0])
-        self._sees = not self._rows(_CLUSTER)
-        self._writers: Writers = (
-            TransactionsAndStatements(self._rows)
-            if "MariaDB" in version
-            else MetadataLocks(self._rows, None if self._is_view else self._table)
-        )
-        self.right = self._writers.right
 
     def _type(self, column: str) -> str:
         return self._types[column.lower()][0]
@@ -238,10 +267,12 @@ class MysqlTable:
         )
 
     def _text(self, column: str) -> str:
-        """A key as text, which the database can hash, too."""
+        """A key as text or bytes, as the database can hash it, too."""
         if self._type(column) in _BINARY:
             return _name(column)
-        return f"CONVERT({_name(column)} USING utf8mb4)"
+        # Whether CHAR is padded depends on settings of the connection.
+        name = f"RTRIM({_name(column)})" if self._type(column) == "char" else _name(column)
+        return f"CONVERT({name} USING utf8mb4)"
 
     def _time(self) -> str:
         name = _name(self._columns.timestamp or "")
@@ -266,11 +297,101 @@ class MysqlTable:
     def changes(self) -> object:
         return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
 
+    def watch(
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
+    ) -> Watch:
+        return PollingWatch(changes)
+
+    # Partitions in the database
+
+    def filter_by(self, column: str) -> None:
+        self._columns = self._columns._replace(partition=column)
+        self._statements.clear()
+        self._learn_columns()
+
+    def odd_partition(self, partitions: int) -> object:
+        column = self._columns.partition or ""
+        if self._type(column) not in _INTEGERS:
+            raise ConfigError(
+                f"partition must be a column of integers; {column!r} of {self._columns.table!r} "
+                f"is {self._type(column)}"
+            )
+        found = self._rows(odd_ones(_name(column), self._name, partitions))
+        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def preparation(self, partitions: int) -> Preparation:
+        table = self._columns.table
+        if self._is_view:
+            raise ConfigError(f"{table!r} is a view; prepare the table that it shows")
+        own = self._columns.partition
+        column = own or PARTITION_COLUMN
+        index = f"ADD INDEX {_plain(PARTITION_COLUMN)} ({_plain(column)}, {_plain(self._offset)})"
+        missing = [] if self._has_index(column) else [index]
+        if own is None and not self._has_column(partitions):
+            missing.insert(0, self._new_column(partitions))
+        name = ".".join(map(_plain, self._table))
+        statements = [f"ALTER TABLE {name} {', '.join(missing)}"] if missing else []
+        return Preparation(statements, own or column)
+
+    @property
+    def _offset(self) -> str:
+        return self._columns.offset
+
+    def _has_column(self, partitions: int) -> bool:
+        """Whether it is there already; refuses one that has other partitions."""
+        comments: dict[str, str] = dict(self._rows(_COMMENTS, self._table))
+        found = comments.get(PARTITION_COLUMN)
+        mark = mark_of(self._columns.key or "", partitions)
+        if found is not None and found != mark:
+            raise ConfigError(
+                f"{self._columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
+                f"({found or 'without a comment'}): one topic of a table can be prepared"
+            )
+        return found is not None
+
+    def _has_index(self, column: str) -> bool:
+        wanted = f"{column},{self._offset}".lower()
+        return any(str(row[0]).lower() == wanted for row in self._rows(_INDEXES, self._table))
+
+    def _new_column(self, partitions: int) -> str:
+        key = self._columns.key
+        if key is None:
+            raise ConfigError(
+                f"{self._columns.table!r} was attached without key=, so all its rows are in one "
+                "partition and there is nothing to prepare"
+            )
+        kind = self._type(key)
+        if kind not in _HASHED:
+            raise ConfigError(
+                f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
+                "the server can't keep its partition. Use a key of text, integers or bytes"
+            )
+        text = self._text(key).replace("%%", "%")
+        number = f"CAST(CONV(LEFT(MD5({text}), 8), 16, 10) AS UNSIGNED) % {partitions}"
+        mark = mark_of(key, partitions).replace("\\", "\\\\").replace("'", "''")
+        # Invisible: an INSERT that names no columns goes on as before.
+        return (
+            f"ADD COLUMN {_plain(PARTITION_COLUMN)} int GENERATED ALWAYS AS "
+            f"(COALESCE({number}, 0)) STORED INVISIBLE COMMENT '{mark}'"
+        )
+
+    def execute(self, statement: str) -> None:
+        with self._translated():
+            # A large table takes its time.
+            db = self._connect(read_timeout=None)
+            with closing(db), db.cursor() as cursor:
+                cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
+                cursor.execute(statement)
+
     def close(self) -> None:
         db, self._db = self._db, None
         if db is not None:
             with suppress(Exception):
                 db.close()
+
+
+def _plain(name: str) -> str:
+    return quoted_name(name, "`")
 
 
 def _name(name: str) -> str:
