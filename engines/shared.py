@@ -5,16 +5,22 @@ Whoever hosts starts an engine when it is asked for the first time, and all of t
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import signal
+import socket
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from typing import NoReturn
 
 import engines
 from engines.places import new_folder
 
 ADDRESS = "PXRS_ENGINES"
+_PR_SET_PDEATHSIG = 1
 
 
 class Host:
@@ -53,6 +59,44 @@ class Host:
         except Exception as error:  # noqa: BLE001 - told to whoever asked
             kind = "" if isinstance(error, engines.Missing) else f"{type(error).__name__}: "
             connection.send((False, f"{kind}{error}"))
+
+
+class HostProcess:
+    """A host in a process of its own: who forks later may have no thread here."""
+
+    def __init__(self) -> None:
+        self._socket, there = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_a_host(there)
+        there.close()
+        os.environ[ADDRESS] = self._socket.recv(4096).decode()
+
+    def close(self) -> None:
+        """End all engines."""
+        os.environ.pop(ADDRESS, None)
+        # Forks of this process may have the socket too: to close it would tell nothing.
+        self._socket.send(b"x")
+        self._socket.close()
+        os.waitpid(self._pid, 0)
+
+
+def _be_a_host(parent: socket.socket) -> NoReturn:
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Ctrl-C goes to all of them: engines are there until their users have ended.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # What the parent does at its end does not happen here.
+        atexit._clear()
+        host = Host()
+        parent.send(os.environ[ADDRESS].encode())
+        parent.recv(1)
+        host.close()
+        code = 0
+    finally:
+        atexit._run_exitfuncs()
+        os._exit(code)
 
 
 def shared_url(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pxrs.codec.batches import decode as decode_batch
 from pxrs.codec.batches import set_base_offset
+from pxrs.config import Start
 from pxrs.core.records import (
     Claim,
     Head,
@@ -328,6 +329,8 @@ class Account:
         self.gone = False
         # Retention has removed what was before this.
         self.log_start = 0
+        # Offsets of a source that have no message here, and never will.
+        self.empty: set[int] = set()
         self.owners: dict[int, str | None] = {}
         self.deliveries: dict[int, Delivery] = {}
         # The generations in which it was claimed last, and in which its target changed last.
@@ -350,9 +353,15 @@ class Account:
     @property
     def prefix(self) -> int:
         """The first offset that was not handled since the last seek."""
-        while self._prefix in self._handled:
+        while self._prefix in self._handled or self._prefix in self.empty:
             self._prefix += 1
         return self._prefix
+
+    def last_message(self, end: int) -> int:
+        """The end without what is empty before it: nobody has to commit that."""
+        while end - 1 in self.empty:
+            end -= 1
+        return end
 
     def note_owner(self, old: Claim, new: Claim) -> None:
         """Promise 1: every change of hands raises the epoch, and no epoch has two owners."""
@@ -392,7 +401,7 @@ class Account:
         self.begun_at(claim.checkpoint or 0)
         self.begin(claim)
 
-    def begins(self, old: Claim, new: Claim, start: str) -> bool:
+    def begins(self, old: Claim, new: Claim, start: Start) -> bool:
         """Whether it gets its first checkpoint before anything was handed out, where it may."""
         delivery = self.deliveries.get(old.epoch)
         return (
@@ -429,7 +438,8 @@ class Account:
                 f"the checkpoint of {self} is {new.checkpoint}, and {self.prefix} was not handled"
             )
         for start, end in new.done:
-            missing = [offset for offset in range(start, end) if offset not in self._handled]
+            counted = set(range(start, end))
+            missing = sorted(counted - self._handled - self.empty)
             if missing and missing[-1] >= self.prefix:
                 raise Broken(f"{self} counts {missing[-1]} as done, and it was not handled")
 
@@ -450,11 +460,12 @@ class Account:
 
     def without_effect(self, first: int, end: int) -> list[int]:
         """The offsets up to `end` of which no transaction has left an effect."""
-        return sorted(set(range(max(self._start, first), end)) - self.effects)
+        return sorted(set(range(max(self._start, first), end)) - self.effects - self.empty)
 
     def moved_by_transaction(self, old: Claim, new: Claim, effects: set[int]) -> None:
         """Promise 3: effects and checkpoint are one."""
-        counted = {offset for offset in _done(new) - _done(old) if offset >= self._start}
+        moved = _done(new) - _done(old) - self.empty
+        counted = {offset for offset in moved if offset >= self._start}
         if counted != effects:
             raise Broken(
                 f"a transaction counts {sorted(counted)} of {self} as done, and has the effects "
@@ -500,6 +511,8 @@ class Delivery:
         self.is_untouched = False
         if offset < self._start or offset in self._done:
             raise Broken(f"{self}: offset {offset} was handed out, and it was done before")
+        # More may be known to be empty by now.
+        self._skip()
         if offset > self._next:
             raise Broken(f"{self}: offset {offset} was handed out before {self._next}")
         if offset == self._next:
@@ -520,7 +533,7 @@ class Delivery:
         self.account.finished(self.segment, offset)
 
     def _skip(self) -> None:
-        while self._next in self._done:
+        while self._next in self._done or self._next in self.account.empty:
             self._next += 1
 
 

@@ -25,6 +25,7 @@ from pxrs.topics import Topics
 from pxrs.types import Append, LogPartition, Topic, TopicPartition
 from simulator.groups.judge import OUTPUT, Ledger
 from simulator.groups.plan import GROUP, OPERATOR
+from simulator.groups.tables import SimulatedTable
 
 # The topic may be another one, or gone, by the time that it is asked for.
 _REFUSED = (GroupNotEmpty, GroupNotFound, OffsetOutOfRange, PartitionNotFound, TopicNotFound)
@@ -83,8 +84,13 @@ class Operator:
 class WorldTopics:
     """Made, deleted and made again. Nothing fails in here."""
 
-    def __init__(self, stores: MemoryStores, clock: Clock, ledger: Ledger, rng: Random) -> None:
+    def __init__(
+        self, stores: MemoryStores, clock: Clock, ledger: Ledger, rng: Random, *, sources: bool
+    ) -> None:
         self._log = stores.log
+        # By topic id, where topics lie over tables.
+        self.tables: dict[str, tuple[Topic, SimulatedTable]] = {}
+        self._has_sources = sources
         self._ledger = ledger
         self._rng = rng
         self._messages = 0
@@ -96,8 +102,14 @@ class WorldTopics:
         self._topics.create(OUTPUT, 2)
 
     def create(self, name: str, partitions: int) -> None:
-        self._topics.create(name, partitions)
+        if not self._has_sources:
+            self._topics.create(name, partitions)
+            self.look()
+            return
+        topic = self._topics._attach(name, partitions, {"kind": "simulated"}, partitioner="md5")
         self.look()
+        if topic.id not in self.tables:
+            self.tables[topic.id] = (topic, SimulatedTable(topic, self._ledger, self._rng))
 
     def look(self) -> None:
         """Which topics there are now, made or deleted by whomever and whenever."""
@@ -116,7 +128,15 @@ class WorldTopics:
         return topic is not None and part.partition < topic.partitions
 
     def end_of(self, part: TopicPartition) -> int:
-        return self._log.bounds(self.there[part.topic].id)[part.partition].end
+        topic = self.there[part.topic]
+        if self._has_sources:
+            return self.tables[topic.id][1].end
+        return self._log.bounds(topic.id)[part.partition].end
+
+    def writers_end(self) -> None:
+        """Nobody writes to tables any more."""
+        for _, table in self.tables.values():
+            table.end_all()
 
     def produce(self) -> None:
         """Some messages for one of them."""
@@ -124,6 +144,9 @@ class WorldTopics:
             return
         topic = self.there[self._rng.choice(sorted(self.there))]
         for _ in range(self._rng.randint(1, 4)):
+            if self._has_sources:
+                self.tables[topic.id][1].write()
+                continue
             keys = [b"%d" % self._rng.randrange(30) for _ in range(self._rng.randint(1, 6))]
             partition = xxhash(keys[0], topic.partitions)
             keys = [key for key in keys if xxhash(key, topic.partitions) == partition]

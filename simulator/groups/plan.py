@@ -32,6 +32,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pattern: bool
     transactions: bool
     queues: bool
+    # Topics lie over tables that somebody writes to.
+    sources: bool = False
     tasks: int = 50
     steps: int
     ttl: float
@@ -59,6 +61,7 @@ def draw(seed: int, members: int | None = None) -> Plan:
         pattern=rng.random() < 0.3,
         transactions=rng.random() < 0.3,
         queues=Random(f"queues {seed}").random() < 0.3,
+        sources=Random(f"sources {seed}").random() < 0.2,
         steps=rng.choice((100, 200, 300, 500)),
         ttl=rng.choice((2.0, 3.0, 6.0)),
         debounce=rng.choice((0.0, 0.1, 0.5)),

@@ -10,6 +10,7 @@ from random import Random
 
 from pxrs.core.group import group_state
 from pxrs.core.records import Claim, Head, MemberRecord, claim_key, decode, head_key, members_prefix
+from pxrs.stores.api import Stores
 from pxrs.testing.faults import FaultyStores
 from pxrs.types import Holder, ItemState, NewItem, QueueChange, TopicPartition, Versioned, Write
 from simulator.groups.actor import Actor
@@ -18,6 +19,7 @@ from simulator.groups.judge import TASKS, Landed, Ledger
 from simulator.groups.observed import ObservedStores, describe
 from simulator.groups.operator import Operator, WorldTopics
 from simulator.groups.plan import GROUP, OPERATOR, Plan
+from simulator.groups.tables import reading
 from simulator.stage import Broken, Died, Events, Process, Stage, weighed
 
 
@@ -31,10 +33,15 @@ class World(Stage):
         self.actors: list[Actor] = []
         seen = ObservedStores(self.stores, OPERATOR, self._heard)
         self._operator = Operator(
-            FaultyStores(seen, self.faults, OPERATOR), self.clock, self.rng, self.say
+            self._reading(FaultyStores(seen, self.faults, OPERATOR)),
+            self.clock,
+            self.rng,
+            self.say,
         )
         self._operating = False
-        self.topics = WorldTopics(self.stores, self.clock, self.ledger, self.rng)
+        self.topics = WorldTopics(
+            self.stores, self.clock, self.ledger, self.rng, sources=plan.sources
+        )
         self._steps = 0
         self._broken: Broken | None = None
         for name, partitions in plan.topics.items():
@@ -55,7 +62,7 @@ class World(Stage):
         seen = ObservedStores(self.stores, who, self._heard)
         actor = Actor(
             who,
-            FaultyStores(seen, self.faults, who),
+            self._reading(FaultyStores(seen, self.faults, who)),
             self.clock,
             self.plan,
             self.ledger,
@@ -69,6 +76,12 @@ class World(Stage):
         self.actors.append(actor)
         self.say(f"{who} starts ({actor.mode}{', static' if static else ''})")
         return actor
+
+    def _reading(self, stores: Stores) -> Stores:
+        """The stores of one process, with the tables that it reads."""
+        if not self.plan.sources:
+            return stores
+        return reading(stores, lambda: self.topics.tables, self.clock)
 
     @property
     def living(self) -> list[Actor]:
@@ -229,7 +242,7 @@ class World(Stage):
 
     def _trim(self) -> None:
         """Retention removes what is old."""
-        if self.topics.there:
+        if self.topics.there and not self.plan.sources:
             self.say(self.topics.trim())
 
     def _make_again(self) -> None:
@@ -316,6 +329,7 @@ _PATIENCE = 30.0
 def settle(world: World) -> None:
     """Let everybody who lives go on until nothing is left to do, or raise `Broken`."""
     world.end_trouble()
+    world.topics.writers_end()
     for actor in world.living:
         actor.hurry()
     plan = world.plan
@@ -379,7 +393,7 @@ def _unrest(world: World) -> str | None:
         owned_claim = ids[claim.owner].member.owned_claims.get(part)
         if owned_claim is None or owned_claim.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
-        end = world.topics.end_of(part)
+        end = account.last_message(world.topics.end_of(part))
         first = account.first_to_handle(claim)
         if first < end and account.prefix < end:
             return f"{account} was handled up to {account.prefix} of {end}"

@@ -42,6 +42,7 @@ from pxrs.errors import (
     SchemaMismatch,
     SequenceGap,
     SessionLost,
+    SourceChanged,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -105,6 +106,7 @@ if _typing.TYPE_CHECKING:
     from pxrs.queues.admin import ItemInfo, QueueInfo, QueueRates, Queues
     from pxrs.queues.item import Item, PutItem
     from pxrs.queues.unit_of_work import UnitOfWork
+    from pxrs.sources.admin import SourceInfo, Sources
 
 # Loaded at first use: a program that only sends does not pay for them.
 _LATER = {
@@ -131,6 +133,8 @@ _LATER = {
     "KeyValues": "kv.store",
     "KeyWatch": "kv.watch",
     "TransactionKeys": "kv.transaction",
+    "Sources": "sources.admin",
+    "SourceInfo": "sources.admin",
     "Client": "client.client",
     "ClientStats": "client.stats",
     "NodeAddress": "client.topology",
@@ -216,6 +220,9 @@ __all__ = [
     "Entry",
     "Version",
     "ABSENT",
+    # what exists already, as a topic; see pxrs.sources
+    "Sources",
+    "SourceInfo",
     # nodes, for pxrs://
     "Client",
     "ClientStats",
@@ -245,6 +252,7 @@ __all__ = [
     "StoreReadOnly",
     "StoreDamaged",
     "SchemaMismatch",
+    "SourceChanged",
     "OutcomeUnknown",
     "DamagedBatch",
     "BufferFull",

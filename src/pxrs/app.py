@@ -48,9 +48,7 @@ from pxrs.running.handle import Running, Work
 from pxrs.running.job import Job, ListenJob, RunJob, listen_job, run_job
 from pxrs.running.topics import Topics
 from pxrs.serde import Serde
-from pxrs.sources.admin import Sources, with_sources
-from pxrs.sources.api import Source
-from pxrs.sources.descriptions import Description
+from pxrs.sources.log import with_sources
 from pxrs.stores.api import OfNodes, Stores
 from pxrs.stores.open import open_stores
 from pxrs.topics import Topics as TopicRecords
@@ -70,6 +68,9 @@ if TYPE_CHECKING:
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.runner import Runner
     from pxrs.running.suspect_items import Turns
+    from pxrs.sources.admin import Sources
+    from pxrs.sources.api import Source
+    from pxrs.sources.descriptions import Description
 
 SESSION_TTL = 10.0
 T = TypeVar("T")
@@ -429,6 +430,8 @@ class Pxrs:
     @property
     def sources(self) -> Sources:
         """The virtual topics of this store: list, describe and detach them."""
+        from pxrs.sources.admin import Sources
+
         return Sources(self._topics, self._stores.log, self.stores.url)
 
     @property

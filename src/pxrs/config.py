@@ -13,7 +13,8 @@ import msgspec
 from pxrs.errors import ConfigError, InvalidRequest, quoted
 from pxrs.types import RESERVED
 
-Start = Literal["earliest", "latest", "error"]
+# The last offset of each topic that was handled elsewhere, or one of the words.
+Start = Literal["earliest", "latest", "error"] | Mapping[str, int]
 OnTrimmed = Literal["error", "earliest", "latest"]
 Strategy = Literal["sticky", "fair", "range"]
 Parallel = Literal["partition", "key"]
@@ -224,7 +225,10 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_group_name(self.group)
         if not isinstance(self.auto_commit, bool):
             raise ConfigError(f"auto_commit must be True or False, got {quoted(self.auto_commit)}")
-        check_one_of("start", self.start, ("earliest", "latest", "error"))
+        if isinstance(self.start, Mapping):
+            _check_last_offsets(self.start)
+        else:
+            check_one_of("start", self.start, ("earliest", "latest", "error"))
         check_one_of("on_trimmed", self.on_trimmed, ("error", "earliest", "latest"))
         _bytes("prefetch_bytes", self.prefetch_bytes)
         check_seconds("stuck_after", self.stuck_after)
@@ -234,6 +238,15 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_seconds("auto_commit_interval", self.auto_commit_interval, 0.001)
         if self.revoke_timeout is not None:
             check_seconds("revoke_timeout", self.revoke_timeout)
+
+
+def _check_last_offsets(start: Mapping[str, int]) -> None:
+    for topic, last in start.items():
+        check_topic_name(topic)
+        if type(last) is not int or not -1 <= last < 2**63 - 1:
+            raise ConfigError(
+                f"start must name the last offset of {topic!r} that was handled, got {quoted(last)}"
+            )
 
 
 def refuse_url_options(options: Mapping[str, str], known: set[str], where: str) -> None:

@@ -124,7 +124,7 @@ class Topics:
         )
         return self._create(wanted)
 
-    def attach(
+    def _attach(
         self, name: str, partitions: int, source: dict[str, Any], *, partitioner: str
     ) -> Topic:
         """Create a virtual topic over a source; the settings of that are kept with it.
@@ -189,7 +189,7 @@ class Topics:
             raise TopicNotFound(name)
         return topic
 
-    def find_writable(self, name: str) -> Topic:
+    def _find_writable(self, name: str) -> Topic:
         """Return the topic of this name, to send to; a virtual one can only be read."""
         topic = self.find(name)
         if topic.source is not None:

@@ -272,6 +272,7 @@ sys.exit(len(failed))
 """
 
 
+@pytest.mark.long
 def test_two_threads_can_load_the_codec() -> None:
     assert subprocess.run([sys.executable, "-c", LOADED_BY_TWO_THREADS], timeout=60).returncode == 0
 

@@ -6,12 +6,15 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from engines.places import free_ports
 from engines.process import DiedEarly
+from engines.shared import HostProcess, shared_url
 
 import engines
 from support.child import Child
@@ -53,6 +56,28 @@ def start_and_wait(name: str) -> None:
     engine = engines.start(name)
     say([engine.nodes[0].pid])
     wait_for_parent()
+
+
+def host_and_wait() -> None:
+    """One that hosts in another process has no thread, and its forks may ask for engines."""
+    host = HostProcess()
+    url = urlsplit(shared_url("nats"))
+    assert threading.active_count() == 1
+    say([url.hostname, url.port])
+    wait_for_parent()
+    host.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_engines_die_with_a_host_in_a_process_of_its_own(how: str) -> None:
+    with Child(host_and_wait) as child:
+        where = tuple(child.read())
+        with socket.create_connection(where) as connection:
+            child.tell() if how == "closed" else child.kill()
+            while connection.recv(4096):
+                pass
+        if how == "closed":
+            assert child.join() == 0
 
 
 def test_an_engine_dies_with_its_parent() -> None:

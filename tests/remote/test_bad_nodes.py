@@ -122,7 +122,7 @@ def test_answers_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> None:
     entries = st.tuples(st.integers(-1, 40), st.integers(-1, 4), _RAW)
     frames = st.lists(entries, max_size=5).map(protocol.encode_frame) | st.binary(max_size=20)
 
-    @limits(pytestconfig, 40)
+    @limits(pytestconfig, 15)
     @given(st.lists(frames, max_size=3))
     def attack(script: list[bytes]) -> None:
         bad.script = script
@@ -160,6 +160,7 @@ def test_a_greeting_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> No
     attack()
 
 
+@pytest.mark.long
 def test_a_frame_that_is_too_large_is_not_taken(bad: BadNode) -> None:
     stores = bad.open(5)
     bad.script = [bytes(protocol.MOST_ANSWER_BYTES + 2**20)]

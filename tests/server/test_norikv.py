@@ -463,6 +463,7 @@ def test_a_stream_ends_without_an_error_when_the_node_stops(tmp_path: Path) -> N
     node.join()
 
 
+@pytest.mark.long
 @pytest.mark.engine("sqlite")
 def test_writes_go_on_when_the_leader_is_killed(tmp_path: Path) -> None:
     """Not once does a client of the other node see an error, or wait for the slots to move."""
@@ -749,6 +750,7 @@ def next_frame(stream: Any) -> tuple[int, bytes]:
     return head[3], stream.read(int.from_bytes(head[:3]))
 
 
+@pytest.mark.long
 @pytest.mark.engine("memory")
 def test_calls_that_wait_are_not_cancelled() -> None:
     """As gRPC would do with some of so many. To clients that is no reason to try again."""

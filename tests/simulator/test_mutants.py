@@ -194,9 +194,9 @@ MUTANTS = [
         zombie_pushes_its_successor_out,
         r"came back and pushed",
         {"members": 3, "static": 3, "trouble": 4.0, "ttl": 2.0, "steps": 400},
-        first=30,
+        first=50,
     ),
-    Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}),
+    Mutant(target_may_be_old, r"which the target does not give it", {"interleave": 0.2}, first=20),
     Mutant(checkpoint_goes_back, r"went back|no rest|and has the effects"),
     Mutant(loop_counts_what_it_left, r"was not handled|and has the effects|without moving"),
     Mutant(later_hand_outs_go_along, r"was not handled", first=50),
@@ -206,7 +206,7 @@ MUTANTS = [
         {"rates": INTERRUPTED},
     ),
     Mutant(pause_ends_with_a_rebalance, r"paused", first=120),
-    Mutant(loop_goes_on_with_what_is_paused, r"paused", first=70),
+    Mutant(loop_goes_on_with_what_is_paused, r"paused", first=230),
     Mutant(seek_keeps_what_came_before, r"was not handled|no rest|before"),
 ]
 

@@ -121,7 +121,7 @@ def latest_begins_without_a_checkpoint(patch: Patch) -> None:
             if not owned.started and owned.checkpoint is None:
                 self._table.start(owned, self._bounds(owned, ends).end)
 
-    patch.setattr(Fetcher, "_pin_the_end", start)
+    patch.setattr(Fetcher, "_pin_the_start", start)
 
 
 def latest_begins_twice(patch: Patch) -> None:

@@ -281,7 +281,7 @@ MUTANTS = [
         claims_found_after_a_doubt_are_forgotten,
         r"no rest",
         {**TRANSACTIONS, "rates": NO_ANSWERS, "revoke_timeout": None, "interleave": 0.1},
-        first=60,
+        first=225,
     ),
 ]
 

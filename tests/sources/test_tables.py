@@ -475,3 +475,54 @@ def test_rows_that_many_transactions_write_are_all_delivered_once(on_postgres: P
             found += [message.offset for message in more]
     assert set(found) == set(committed)
     assert len(found) == len(committed)
+
+
+# Taking over from a single consumer
+
+
+def test_a_group_begins_behind_what_another_consumer_has_handled(place: Place) -> None:
+    place.insert(rows(100))
+    with attached(place) as px:
+        with px.consumer("events", group="billing", start={"events": 60}) as consumer:
+            assert {message.offset for message in poll(consumer, 40)} == set(range(61, 101))
+        # Nothing was committed but where to begin, and that some partitions have no rows.
+        found = px.groups.describe("billing").partitions
+        assert {part.checkpoint for part in found} == {61, 101}
+        with px.consumer("events", group="billing", start={"events": 5}) as consumer:
+            assert len(poll(consumer, 40)) == 40
+
+
+def test_a_checkpoint_is_imported_once(place: Place) -> None:
+    place.insert(rows(100))
+    with attached(place) as px:
+        changes = px.groups.import_checkpoint("billing", "events", 60)
+        assert [(each.before, each.after) for each in changes] == [(None, 61)] * 8
+        with pytest.raises(InvalidRequest, match="checkpoints in 'events' already"):
+            px.groups.import_checkpoint("billing", "events", 70)
+        with px.consumer("events", group="billing") as consumer:
+            assert {message.offset for message in poll(consumer, 40)} == set(range(61, 101))
+            with pytest.raises(pxrs.GroupNotEmpty):
+                px.groups.import_checkpoint("billing", "events", 70)
+
+
+@pytest.mark.parametrize("last", [101, 10**12])
+def test_a_checkpoint_beyond_the_end_is_refused(place: Place, last: int) -> None:
+    place.insert(rows(100))
+    with attached(place) as px:
+        with pytest.raises(OffsetOutOfRange):
+            px.groups.import_checkpoint("billing", "events", last)
+        with (
+            px.consumer("events", group="other", start={"events": last}) as consumer,
+            pytest.raises(OffsetOutOfRange),
+        ):
+            consumer.poll(timeout=5)
+        found = px.groups.describe("other").partitions
+        assert all(part.checkpoint is None for part in found)
+
+
+@pytest.mark.parametrize("start", [{"events": "60"}, {"events": True}, {"": 1}, {"events": -2}])
+def test_starts_that_make_no_sense(start: Any) -> None:
+    with pxrs.connect("memory://") as px:
+        px.topics.create("events", partitions=1)
+        with pytest.raises(InvalidRequest):
+            px.consumer("events", group="billing", start=start)

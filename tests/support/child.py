@@ -15,10 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pxrs.stores.api import Stores
@@ -31,7 +32,7 @@ _START = "from support.inside import main; main()"
 PYTHONPATH = os.pathsep.join([str(_TESTS), str(_TESTS.parent)])
 
 
-class _Process:
+class Process:
     """A process that the forker has forked. `stopped` is set when it has stood still."""
 
     def __init__(self, pid: int) -> None:
@@ -44,6 +45,11 @@ class _Process:
         self._code = code
         self._ended.set()
 
+    @property
+    def returncode(self) -> int | None:
+        """As `wait`; None while it runs."""
+        return self._code if self._ended.is_set() else None
+
     def wait(self) -> int:
         """Its exit code, or the signal that ended it as a negative number."""
         assert self._ended.wait(PATIENCE), f"process {self.pid} does not end"
@@ -55,8 +61,14 @@ class _Process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def freeze(self) -> None:
+        """Stop it, and come back when it stands still."""
+        self.stopped.clear()
+        self.signal(signal.SIGSTOP)
+        assert self.stopped.wait(PATIENCE), f"process {self.pid} does not stop"
 
-class _Forker:
+
+class Forker:
     """The process that forks the children of this one: `support.inside.main`."""
 
     def __init__(self) -> None:
@@ -70,25 +82,34 @@ class _Forker:
                 env={**os.environ, "PYTHONPATH": PYTHONPATH},
             )
         self._turn = threading.Lock()
-        self._started: queue.Queue[_Process] = queue.Queue()
+        self._started: queue.Queue[Process] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         atexit.register(self._end)
 
-    def fork(self, target: str, args: tuple[Any, ...], fds: list[int]) -> _Process:
-        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-        order = json.dumps(Order(target, list(args), os.getcwd(), environment)).encode()
+    def fork(
+        self,
+        function: Callable[..., None],
+        args: tuple[Any, ...],
+        fds: list[int],
+        environment: Mapping[str, str] = MappingProxyType({}),
+        loads: Sequence[str] = (),
+    ) -> Process:
+        """`fds`: its stdin, stdout, stderr, and for what it says. `loads`: what it has loaded."""
+        target = f"{function.__module__}:{function.__qualname__}"
+        found = {**os.environ, "PYTHONPATH": PYTHONPATH, **environment}
+        order = json.dumps(Order(target, list(args), os.getcwd(), found, list(loads))).encode()
         assert len(order) <= LONGEST_ORDER
         with self._turn:
             socket.send_fds(self._socket, [order], fds)
             return self._started.get(timeout=PATIENCE)
 
     def _listen(self) -> None:
-        processes: dict[int, _Process] = {}
+        processes: dict[int, Process] = {}
         while answer := self._socket.recv(4096):
             pid, word, code = json.loads(answer)
             if word == "started":
-                processes[pid] = _Process(pid)
+                processes[pid] = Process(pid)
                 self._started.put(processes[pid])
             elif word == "stopped":
                 processes[pid].stopped.set()
@@ -103,20 +124,19 @@ class _Forker:
 
 
 @cache
-def _forker() -> _Forker:
+def forker() -> Forker:
     """One for all tests of this process. It ends when this process does, and so do its children."""
-    return _Forker()
+    return Forker()
 
 
 class Child:
     """A process that runs `function(*args)`; its arguments and words are JSON."""
 
     def __init__(self, function: Callable[..., None], *args: Any) -> None:
-        target = f"{function.__module__}:{function.__qualname__}"
         # A pipe for what it says: its stdout stays free for what it prints by accident.
         read_end, write_end = os.pipe()
         its_stdin, self._stdin = os.pipe()
-        self._process = _forker().fork(target, args, [its_stdin, 1, 2, write_end])
+        self._process = forker().fork(function, args, [its_stdin, 1, 2, write_end])
         os.close(write_end)
         os.close(its_stdin)
         self._words: queue.Queue[Any] = queue.Queue()
@@ -154,9 +174,7 @@ class Child:
 
     def freeze(self) -> None:
         """Stop it, and come back when it stands still."""
-        self._process.stopped.clear()
-        self.signal(signal.SIGSTOP)
-        assert self._process.stopped.wait(PATIENCE), f"process {self.pid} does not stop"
+        self._process.freeze()
 
     def freeze_between_writes(self, stores: Stores) -> None:
         """Stop it where none of its threads is inside a write to an SQLite file.

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines.shared import ADDRESS, Host, shared_url
+from engines.shared import ADDRESS, Host, HostProcess, shared_url
 
 import engines
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import psycopg
 
 NewEngine = Callable[..., engines.Engine]
-_host = pytest.StashKey[Host]()
+_host = pytest.StashKey[Host | HostProcess]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         return  # no test asks for one
     if not hasattr(config, "workerinput") and ADDRESS not in os.environ:
-        config.stash[_host] = Host()
+        config.stash[_host] = HostProcess() if config.getoption("--forks") else Host()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

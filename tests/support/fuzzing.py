@@ -1,4 +1,7 @@
-"""How many inputs a test of bad input tries: a few, always the same, or `--fuzz N` others."""
+"""How many inputs a test of bad input tries: a few, always the same, or `--fuzz N` others.
+
+The fast part tries a fifth of them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 def limits(config: pytest.Config, few: int) -> settings:
     wanted: int = config.getoption("--fuzz")
+    if config.getoption("--fast"):
+        few = max(10, few // 5)
     return settings(
         max_examples=wanted or few,
         deadline=None,

@@ -94,6 +94,8 @@ class Order(NamedTuple):
     args: list[Any]
     folder: str
     environment: Mapping[str, str]
+    # What the forker loads first: this child and those after it have it.
+    loads: list[str]
 
 
 # A request has to fit: most of it is the environment.
@@ -145,9 +147,12 @@ def _await_order(parent: socket.socket) -> Order | None:
                 data, fds, _, _ = socket.recv_fds(parent, LONGEST_ORDER, 4)
                 if data == _NOTHING_LEFT:
                     return None
+                order = Order(*json.loads(data))
+                for name in order.loads:
+                    importlib.import_module(name)
                 if (pid := os.fork()) == 0:
                     _become_a_child(fds)
-                    return Order(*json.loads(data))
+                    return order
                 for fd in fds:
                     os.close(fd)
                 _tell(parent, pid, "started", 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.http import HttpServer
 from pxrs.server.rpc.stores import StoreService
 from pxrs.server.settings import Endpoint, ServeSettings
-from support.child import PATIENCE, PYTHONPATH
+from support.child import PATIENCE, forker
 
 # How long a client that polls lets the node work before it asks again.
 _LOOK = 0.01
@@ -233,21 +234,19 @@ _START = """
 import time
 real = time.time_ns
 time.time_ns = lambda: real() + {clock_off}
-{broken}
 from pxrs_command import main
 main()
 """
 
 
-_LIMITED = 'ulimit -n {}; exec "$0" "$@"'
-
-
 class NodeProcess:
     """`pxrs serve` as a real process.
 
-    `clock_off`: how many seconds its wall clock is ahead. `open_files`: how many it may have.
-    `broken`: a function of a test module that breaks it before it starts. `settings` are those that
-    have no flag.
+    It is a fork of one that has loaded all that a node needs: to load it takes longer than most
+    tests. `clock_off`: how many seconds its wall clock is ahead; such a one is started anew, as the
+    clock has to be wrong before anything is loaded. `open_files`: how many it may have. `broken`: a
+    function of a test module that breaks it before it starts. `settings` are those that have no
+    flag.
     """
 
     def __init__(
@@ -260,36 +259,27 @@ class NodeProcess:
         broken: Callable[[], None] | None = None,
         **settings: object,
     ) -> None:
-        start = _START.format(
-            clock_off=int(clock_off * 10**9),
-            broken=""
-            if broken is None
-            else f"from {broken.__module__} import {broken.__name__} as broken; broken()",
-        )
+        words = ["serve", "--store", store, "--listen", listen, *arguments]
+        environment = {f"PXRS_SERVE_{name.upper()}": str(each) for name, each in settings.items()}
         # Not a pipe: nobody reads it while the node runs, and a full one would stop it.
         self._logged = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
-        self.process = subprocess.Popen(
-            [
-                *(() if open_files is None else ("sh", "-c", _LIMITED.format(open_files))),
-                sys.executable,
-                "-c",
-                start,
-                "serve",
-                "--store",
-                store,
-                "--listen",
-                listen,
-                *arguments,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=self._logged,
-            text=True,
-            env=os.environ
-            | ({} if broken is None else {"PYTHONPATH": PYTHONPATH})
-            | {f"PXRS_SERVE_{name.upper()}": str(value) for name, value in settings.items()},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
+        its_end, end = os.pipe()
+        try:
+            if clock_off:
+                assert broken is None
+                assert open_files is None
+                target: tuple[Callable[..., None], Any] = run_with_clock, (words, clock_off)
+            else:
+                name = "" if broken is None else f"{broken.__module__}:{broken.__name__}"
+                target = run_node, (words, open_files, name)
+            with open(os.devnull) as nothing:
+                fds = [nothing.fileno(), end, self._logged.fileno(), end]
+                loads = () if clock_off else _LOADED
+                self.process = forker().fork(*target, fds, environment, loads)
+        finally:
+            os.close(end)
+        self._printed = open(its_end)  # noqa: SIM115 - closed when it has ended
+        line = self._printed.readline().strip()
         if not line:
             raise AssertionError(f"it did not start: {self._ended()}")
         host, _, port = line.removeprefix("http://").rpartition(":")
@@ -300,29 +290,57 @@ class NodeProcess:
 
     def terminate(self) -> str:
         """SIGTERM, and what it has logged when it has ended."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.signal(signal.SIGTERM)
         return self._ended()
 
     def kill(self) -> str:
         """SIGKILL, and what it had logged."""
-        self.process.kill()
+        self.process.signal(signal.SIGKILL)
         return self._ended()
 
     def freeze(self) -> None:
         """SIGSTOP, until it stands still: it keeps its connections and does nothing."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        self.process.freeze()
 
     def wake(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.process.signal(signal.SIGCONT)
 
     def _ended(self) -> str:
-        self.process.communicate(timeout=PATIENCE)
+        self.process.wait()
+        self._printed.close()
         if self._logged.closed:
             return ""
         self._logged.seek(0)
         with self._logged:
             return self._logged.read()
+
+
+# What a node needs: the command line, the node, and all that those load when they start.
+_LOADED = ("pxrs.cli.main", "pxrs.cli.serve", "pxrs.server.node", "grpc.aio", "uvloop")
+
+
+def run_node(words: list[str], open_files: int | None, broken: str) -> None:
+    """Be a node, in a fork."""
+    if open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    if broken:
+        module, name = broken.split(":")
+        getattr(importlib.import_module(module), name)()
+    from pxrs_command import main
+
+    # What these were made for was another file: one that can seek, it may be.
+    sys.stdout, sys.stderr = (
+        open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115 - open to the end
+        for fd in (1, 2)
+    )
+    sys.argv = ["pxrs", *words]
+    main()
+
+
+def run_with_clock(words: list[str], clock_off: float) -> None:
+    """Be a node that is started anew."""
+    start = _START.format(clock_off=int(clock_off * 10**9))
+    os.execv(sys.executable, [sys.executable, "-c", start, *words])
 
 
 def start_with_rpc(store: str) -> tuple[NodeProcess, int]:

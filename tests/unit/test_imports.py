@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import pxrs
 
 ROOT = Path(pxrs.__file__).parent
@@ -49,6 +51,7 @@ def cycle_in(graph: dict[str, set[str]]) -> list[str]:
     return next((found for name in sorted(graph) if (found := search(name, []))), [])
 
 
+@pytest.mark.long
 def test_no_module_imports_itself_by_way_of_others() -> None:
     found = modules()
     graph = {name: imports_of(path, set(found)) - {name} for name, path in found.items()}

@@ -16,10 +16,14 @@ from pxrs import aio
 
 BLOCKING = {
     "Pxrs": (
-        "begin client close consumer groups health kv listen producer put put_many queues reader "
-        "run send stop stores topics transaction url"
+        "attach begin client close consumer groups health kv listen producer put put_many queues "
+        "reader run send sources stop stores topics transaction url"
     ),
-    "Topic": "created_ms id name partitioner partitions retention retention_bytes retention_ms",
+    "Sources": "attach describe detach list",
+    "SourceInfo": "end final settings topic",
+    "Topic": (
+        "created_ms id name partitioner partitions retention retention_bytes retention_ms source"
+    ),
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "TopicInfo": "messages partitions size topic",
     "DeadMessage": (
@@ -51,7 +55,7 @@ BLOCKING = {
     "Backoff": "attempts delay factor first growth jitter longest",
     "DeadLetter": "name_for topic",
     "Stop": "",
-    "Groups": "delete describe explain list reset",
+    "Groups": "delete describe explain import_checkpoint list reset",
     "GroupSummary": "generation members name state",
     "GroupInfo": (
         "at_ms awaited coordinator generation lag lag_seconds members name partitions reason state"

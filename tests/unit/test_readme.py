@@ -20,6 +20,7 @@ def test_there_is_an_example() -> None:
     assert _examples()
 
 
+@pytest.mark.long
 @pytest.mark.engine("sqlite")
 @pytest.mark.parametrize("number", range(len(_examples())))
 def test_the_example_runs_as_printed(number: int, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +196,10 @@ def reset(
             partitions=partitions or None,
             force=force,
         )
+    _show_changes(settings, changes)
+
+
+def _show_changes(settings: Settings, changes: Sequence[CheckpointChange]) -> None:
     if settings.json:
         print_json(changes)
         return
@@ -205,6 +209,21 @@ def reset(
             change.topic, f"{change.partition:,}", _offset(change.before), _offset(change.after)
         )
     console().print(rows)
+
+
+@groups.command("import-checkpoint")
+@click.argument("group")
+@click.argument("topic")
+@click.argument("last", type=int)
+@shared
+def import_checkpoint(settings: Settings, group: str, topic: str, last: int) -> None:
+    """Begin where another consumer has stopped: LAST is the last id of TOPIC that it has handled.
+
+    GROUP goes on behind it, in every partition. It must not have checkpoints in TOPIC yet.
+    """
+    with settings.connect() as px:
+        changes = px.groups.import_checkpoint(group, topic, last)
+    _show_changes(settings, changes)
 
 
 @groups.command()

@@ -109,8 +109,8 @@ class Fetcher:
         if troubles.first is not None:
             hungry.sort(key=lambda owned: owned is not troubles.first)
         ends: dict[str, Mapping[int, Bounds]] = {}
-        if self._settings.start == "latest":
-            self._pin_the_end(hungry, ends)
+        if self._settings.start not in ("earliest", "error"):
+            self._pin_the_start(hungry, ends)
         behind = [
             owned
             for owned in hungry
@@ -156,22 +156,36 @@ class Fetcher:
             known[topic_id] = self._log.bounds(topic_id)
         return known[topic_id][owned.part.partition]
 
-    def _pin_the_end(
+    def _pin_the_start(
         self, partitions: list[OwnedPartition], ends: dict[str, Mapping[int, Bounds]]
     ) -> None:
-        """Make the end the checkpoint where there is none, before anything is handed out.
+        """Make the start a checkpoint where there is none, before anything is handed out.
 
-        Otherwise whoever takes over before the first commit would begin at a later end, and what
-        came in between would be lost.
+        Otherwise whoever takes over before the first commit would begin at a later end, or by
+        other settings, and what came in between would be lost.
         """
         new: dict[OwnedPartition, int] = {}
         for owned in partitions:
             if not owned.started and owned.checkpoint is None:
                 with suppress(TopicNotFound):
-                    end = self._final_end(owned, ends)
-                    if end is not None:
-                        new[owned] = end
+                    start = self._given_start(owned, ends)
+                    if start is not None:
+                        new[owned] = start
         self._pin(new)
+
+    def _given_start(
+        self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
+    ) -> int | None:
+        """The offset to begin at: behind what was handled elsewhere, or the end."""
+        if not isinstance(self._settings.start, Mapping):
+            return self._final_end(owned, ends)
+        last = self._settings.start.get(owned.part.topic)
+        if last is None:
+            return None
+        bounds = self._bounds(owned, ends)
+        if not bounds.start <= last + 1 <= bounds.end:
+            raise OffsetOutOfRange(*owned.part, last + 1, *bounds)
+        return last + 1
 
     def _final_end(
         self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
@@ -248,7 +262,7 @@ class Fetcher:
                 f"groups.reset({self._settings.group!r}, {owned.part.topic!r}, to=…), or choose "
                 "start='earliest' or 'latest'"
             )
-        if self._settings.start == "earliest":
+        if self._settings.start != "latest":
             self._table.start(owned, start)
 
     def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:

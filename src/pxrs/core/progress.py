@@ -10,7 +10,8 @@ so a message that is finished early is one range, however far the one before it 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import pairwise
 
 from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest
@@ -61,14 +62,16 @@ class Progress:
         """Whether the checkpoint moves once the message of this offset is finished."""
         return self._gaps.get(offset, offset) <= self.checkpoint
 
-    def found(self, start: int, offsets: Iterable[int], end: int) -> None:
+    def found(self, start: int, offsets: Sequence[int], end: int) -> None:
         """Of the offsets from `start` up to `end` only these have messages, in rising order."""
-        gaps = {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
-        for offset in offsets:
-            if start < offset:
-                gaps[offset] = min(start, gaps.get(offset, start))
-            start = offset + 1
-        self._gaps = gaps
+        known = {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
+        if offsets:
+            # Found again from the middle of a gap, it begins where it did.
+            start = min(start, known.get(offsets[0], start))
+            pairs = pairwise((start - 1, *offsets))
+            known.update((offset, before + 1) for before, offset in pairs if offset - before > 1)
+            start = offsets[-1] + 1
+        self._gaps = known
         if start < end:
             self._finish(start, end)
 

@@ -271,6 +271,31 @@ class Groups:
             offsets = {number: at for number, at in offsets.items() if number not in now}
         return tuple(changes)
 
+    def import_checkpoint(self, group: str, topic: str, last: int) -> tuple[CheckpointChange, ...]:
+        """Begin where another consumer has stopped: all up to and including `last` is handled.
+
+        For a topic over a source that one consumer has read until now, by its own checkpoint. The
+        group is made if there is none. `GroupNotEmpty` if it has members; a group that has
+        checkpoints in the topic is refused: `reset` moves those.
+        """
+        check_whole("last", last, least=-1)
+        found = self._topics.find(topic)
+        self._make(group)
+        seen = self._look(group, force=False)
+        claims_there = (seen.claim(LogPartition(found.id, n)) for n in range(found.partitions))
+        if any(claim is not None and claim.checkpoint is not None for claim in claims_there):
+            raise InvalidRequest(
+                f"group {group!r} has checkpoints in {topic!r} already; groups.reset moves them"
+            )
+        return self.reset(group, topic, to=last + 1)
+
+    def _make(self, group: str) -> None:
+        """Write the group's record, if there is none."""
+        key = head_key(check_group_name(group))
+        if self._coord.get(key) is None:
+            head = Head(reason="a checkpoint was imported", at_ms=self._clock.wall_ms())
+            self._coord.commit([Check(key, 0)], [Put(key, encode(head))])
+
     def delete(self, group: str, *, force: bool = False) -> None:
         """Forget a group: its checkpoints, history and members. Only its epochs stay.
 

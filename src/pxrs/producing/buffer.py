@@ -351,7 +351,7 @@ class ThreadBuffers:
 
     def find(self, topic: str) -> Topic:
         """Look the topic up, in the store."""
-        return self._topics.find_writable(topic)
+        return self._topics._find_writable(topic)
 
     def patience(self, topic: str) -> Patience:
         """For one who is about to look the topic up."""

@@ -167,7 +167,7 @@ class Outgoing:
     ) -> None:
         """Add a message; bad input raises here, not at the end."""
         if topic not in self._known:
-            self._known[topic] = self._topics.find_writable(topic)
+            self._known[topic] = self._topics._find_writable(topic)
         found = self._known[topic]
         key, value = self._checks.encode(key, value)
         _, checked = self._checks.size(key, value, headers)

@@ -7,16 +7,13 @@ from typing import Any
 
 import msgspec
 
-from pxrs.clock import Clock
 from pxrs.config import check_partitions
 from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
-from pxrs.sources.api import Source
-from pxrs.sources.descriptions import described, from_settings
-from pxrs.sources.log import LogWithSources, StoresWithSources
+from pxrs.sources.descriptions import described, use_prepared
+from pxrs.sources.log import LogWithSources
 from pxrs.sources.table import OpenTable
 from pxrs.sources.virtual import VirtualLog
-from pxrs.stores.api import Stores
-from pxrs.topics import PREPARED, Topics
+from pxrs.topics import Topics
 from pxrs.types import Topic
 
 Statements = list[str]
@@ -54,10 +51,10 @@ class Sources:
             if isinstance(opened, OpenTable):
                 check_partitions(partitions)
                 opened.check_partitions(partitions)
-            topic = self._topics.attach(
+            topic = self._topics._attach(
                 name, partitions, description.settings(), partitioner=description.partitioner
             )
-            _use_prepared(topic, opened)
+            use_prepared(topic, opened)
             self._log.use(topic.id, VirtualLog(topic, opened))
         except BaseException:
             with suppress(PxrsError):
@@ -102,7 +99,7 @@ class Sources:
             topic = self._topics._set_prepared(
                 topic, {name: value for name, value in prepared.items() if value is not None}
             )
-            _use_prepared(topic, source)
+            use_prepared(topic, source)
         return statements
 
     def detach(self, name: str) -> None:
@@ -114,34 +111,3 @@ class Sources:
         if topic.source is None:
             raise TopicNotFound(name)
         return topic
-
-
-def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
-    """The stores, with a log that has the rows of virtual topics, too."""
-    topics = Topics(stores.coord, stores.log, clock)
-
-    def open_log(topic_id: str) -> VirtualLog:
-        for topic in topics.list():
-            if topic.id == topic_id and topic.source is not None:
-                return VirtualLog(topic, _open(topic, stores.url))
-        raise TopicNotFound(topic_id)
-
-    return StoresWithSources(stores, LogWithSources(stores.log, open_log))
-
-
-def _open(topic: Topic, store_url: str) -> Source:
-    settings = {name: each for name, each in (topic.source or {}).items() if name != PREPARED}
-    source = from_settings(topic.name, settings).open(store_url)
-    try:
-        _use_prepared(topic, source)
-    except BaseException:
-        with suppress(PxrsError):
-            source.close()
-        raise
-    return source
-
-
-def _use_prepared(topic: Topic, source: Source) -> None:
-    prepared = (topic.source or {}).get(PREPARED)
-    if prepared is not None and isinstance(source, OpenTable):
-        source.use(**prepared)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from pxrs.errors import InvalidRequest, PxrsError
+from pxrs.clock import Clock
+from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
 from pxrs.sources.virtual import VirtualLog
 from pxrs.stores.api import (
     Atomic,
@@ -19,7 +20,7 @@ from pxrs.stores.api import (
     TellsSizes,
     Watch,
 )
-from pxrs.topics import is_virtual
+from pxrs.topics import Topics, is_virtual
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 # How long a watch on both real and virtual topics looks at one of them.
@@ -187,6 +188,22 @@ class StoresWithSources:
     def close(self) -> None:
         self.log.close()
         self._stores.close()
+
+
+def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
+    """The stores, with a log that has the rows of virtual topics, too."""
+    topics = Topics(stores.coord, stores.log, clock)
+
+    def open_log(topic_id: str) -> VirtualLog:
+        # Programs without virtual topics do not pay for what describes them.
+        from pxrs.sources.descriptions import open_source
+
+        for topic in topics.list():
+            if topic.id == topic_id and topic.source is not None:
+                return VirtualLog(topic, open_source(topic, stores.url))
+        raise TopicNotFound(topic_id)
+
+    return StoresWithSources(stores, LogWithSources(stores.log, open_log))
 
 
 class _AnyOf:

@@ -20,7 +20,16 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.tables.api import Columns, Look, Preparation, Record, TableDatabase
+from pxrs.sources.tables.api import (
+    Columns,
+    KeepsPartitions,
+    Look,
+    Preparation,
+    Record,
+    TableDatabase,
+    TellsOfRows,
+)
+from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
 
@@ -123,7 +132,7 @@ class OpenTable:
         self._settling = Settling()
         self._top = -1
         self._rows = _FIRST_ROWS
-        self._row = _maker(table)
+        self._make = _maker(table)
         self._filters = table.partition is not None
         self._channel: str | None = None
         # How many rows the database has returned.
@@ -133,7 +142,7 @@ class OpenTable:
         """Use what `prepare` has added to the table."""
         with self._use():
             if partition is not None and self.table.partition is None:
-                self.database.filter_by(partition)
+                self._keeping().filter_by(partition)
                 self._filters = True
             self._channel = channel
 
@@ -142,7 +151,7 @@ class OpenTable:
         if self.table.partition is None:
             return
         with self._use():
-            odd = self.database.odd_partition(partitions)
+            odd = self._keeping().odd_partition(partitions)
         if odd is not None:
             raise ConfigError(
                 f"{self.table.partition!r} of {self.table.name!r} must be a partition from 0 to "
@@ -153,12 +162,17 @@ class OpenTable:
     def preparation(self, partitions: int) -> Preparation:
         """What `prepare` has to do to the table."""
         with self._use():
-            return self.database.preparation(partitions)
+            return self._keeping().preparation(partitions)
 
     def execute(self, statement: str) -> None:
         """Change the table as `preparation` says."""
         with self._use():
-            self.database.execute(statement)
+            self._keeping().execute(statement)
+
+    def _keeping(self) -> KeepsPartitions:
+        if not isinstance(self.database, KeepsPartitions):
+            raise ConfigError(f"{self.database.place} can't keep the partitions of rows")
+        return self.database
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel."""
@@ -171,7 +185,7 @@ class OpenTable:
         if look.writers is not None:
             return 0.0
         if self.table.settle is None:
-            grant = f"GRANT {self.database.right} to this user, or " if self.database.right else ""
+            grant = f"GRANT {look.right} to this user, or " if look.right else ""
             raise ConfigError(
                 f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
                 f"missing id may still come: {grant}say with settle= for how many seconds, longer "
@@ -203,10 +217,9 @@ class OpenTable:
         last = final if until is None else min(final, until - 1)
         most = min(limit, self._rows)
         found = self.database.select(offset, last, most, partition)
-        self._measure(found)
         _refuse_repeats(found, self.table)
         end = last + 1 if len(found) < most else found[-1][0] + 1
-        return SourceRead(list(map(self._row, found)), end)
+        return SourceRead(self._made(found), end)
 
     def _read_ahead(self, offset: int, limit: int, partition: int | None) -> SourceRead:
         """Rows that follow without a gap are final, whoever is still writing."""
@@ -215,18 +228,18 @@ class OpenTable:
             return SourceRead([], offset)
         most = self._rows
         found = self.database.select(offset, last, most, partition)
-        self._measure(found)
         end = last + 1 if len(found) < most else found[-1][0] + 1
-        return SourceRead(list(map(self._row, found)), end)
+        return SourceRead(self._made(found), end)
 
-    def _measure(self, found: Sequence[Record]) -> None:
-        """Read as many rows next time as fit, but not many more than this time."""
-        if not found:
-            return
-        self.rows_read += len(found)
-        size = sum(len(value) for row in found for value in row[3:] if isinstance(value, _SIZED))
-        mean = size / len(found) + 100
-        self._rows = max(1, min(int(_READ_BYTES / mean), max(self._rows, len(found)) * 4, 20_000))
+    def _made(self, found: Sequence[Record]) -> list[Row]:
+        """Messages of records; as many are read next time as fit, but not many more than now."""
+        rows = self._make(found)
+        if rows:
+            self.rows_read += len(rows)
+            mean = sum([len(row[3] or b"") for row in rows]) / len(rows) + 100
+            most = max(self._rows, len(rows)) * 4
+            self._rows = max(1, min(int(_READ_BYTES / mean), most, 20_000))
+        return rows
 
     def bounds(self, stream: int) -> Bounds:
         with self._use():
@@ -242,7 +255,7 @@ class OpenTable:
     def _look(self) -> int:
         """Find out up to which id rows are final."""
         look = self.database.look()
-        top, writers = look
+        top, writers, _ = look
         # A right may have been taken away since it was attached.
         settle = self._settle_of(look)
         before = self._settling.final
@@ -269,7 +282,11 @@ class OpenTable:
             return self.database.first_at(timestamp)
 
     def watch(self) -> Watch:
-        return self.database.watch(self._changes, lambda: self._settling.is_waiting, self._channel)
+        if self._channel is not None and isinstance(self.database, TellsOfRows):
+            return self.database.watch(
+                self._changes, lambda: self._settling.is_waiting, self._channel
+            )
+        return PollingWatch(self._changes)
 
     def _changes(self) -> object:
         """Something new when there may be more to read; trouble is for those who read."""
@@ -291,9 +308,6 @@ class OpenTable:
         return self._lock
 
 
-_SIZED = (str, bytes, bytearray, memoryview)
-
-
 def _refuse_repeats(found: Sequence[Record], table: Table) -> None:
     """A view may have an id twice: half of such a pair would be skipped at a chunk's end."""
     if len({row[0] for row in found}) < len(found):
@@ -303,28 +317,31 @@ def _refuse_repeats(found: Sequence[Record], table: Table) -> None:
         )
 
 
-def _maker(table: Table) -> Callable[[Record], Row]:
-    """Returns a function that makes a message of a record."""
-    if len(table.values) == 1:
-
-        def single(record: Record) -> Row:
-            offset, time, key, value = record
-            return (  # type: ignore[return-value]  # a Row, which would take three times as long
-                offset,
-                time or 0,
-                key.encode() if type(key) is str else _bytes(key),
-                value.encode() if type(value) is str else _bytes(value),
-                (),
-            )
-
-        return single
+def _maker(table: Table) -> Callable[[Sequence[Record]], list[Row]]:
+    """Returns a function that makes messages of records."""
     names = table.values
 
-    def several(record: Record) -> Row:
-        offset, time, key, *values = record
-        return Row(offset, time or 0, _bytes(key), _json(dict(zip(names, values, strict=True))))
+    def several(records: Sequence[Record]) -> list[Row]:
+        return [
+            Row(offset, time or 0, _bytes(key), _json(dict(zip(names, values, strict=True))))
+            for offset, time, key, *values in records
+        ]
 
-    return several
+    return _of_one_column if len(names) == 1 else several
+
+
+def _of_one_column(records: Sequence[Record]) -> list[Row]:
+    # Plain tuples in the order of a Row, of which making one takes three times as long.
+    return [
+        (  # type: ignore[misc]
+            offset,
+            time or 0,
+            key if type(key) is bytes else _bytes(key),
+            value if type(value) is bytes else _bytes(value),
+            (),
+        )
+        for offset, time, key, value in records
+    ]
 
 
 def _bytes(value: object) -> bytes | None:

@@ -37,6 +37,11 @@ class _Chunk(NamedTuple):
     rows: dict[int, list[Row]]
     size: int
 
+    @property
+    def mean(self) -> int:
+        """About how many bytes a row takes."""
+        return self.size // max(1, sum(map(len, self.rows.values())))
+
 
 class VirtualLog:
     """The read half of `LogStore` for one virtual topic. Thread-safe."""
@@ -51,7 +56,7 @@ class VirtualLog:
             )
         self._per_stream = topic.partitions // source.streams
         self._hash = hasher(topic.partitioner, self._per_stream)
-        self._partition_of_key: dict[bytes, int] = {}
+        self._partition_of_key: dict[bytes | None, int] = {}
         self._lock = threading.Lock()
         # By stream and start; those that were used last at the end.
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
@@ -150,29 +155,25 @@ class VirtualLog:
         return chunk
 
     def _split(self, stream: int, offset: int, rows: list[Row], following: int) -> _Chunk:
-        first = stream * self._per_stream
-        by_partition: dict[int, list[Row]] = {}
-        size = 0
-        known, of_key = self._partition_of_key, self._of_key
+        split: list[list[Row]] = [[] for _ in range(self._per_stream)]
+        known = self._partition_of_key
         for row in rows:
-            key = row[2]
-            # Rows without a key are in the first partition.
-            place = 0 if key is None else known.get(key, -1)
-            if place < 0:
-                place = of_key(key)  # type: ignore[arg-type]  # it is not None
-            size += len(row[3] or b"")
             try:
-                by_partition[place].append(row)
+                split[known[row[2]]].append(row)
             except KeyError:
-                by_partition[place] = [row]
-        size += len(rows) * _ROW_BYTES
-        split = {first + place: found for place, found in by_partition.items()}
-        return _Chunk(offset, following, split, size)
+                split[self._learn(row[2])].append(row)
+        size = sum([len(row[3] or b"") for row in rows]) + len(rows) * _ROW_BYTES
+        first = stream * self._per_stream
+        return _Chunk(
+            offset, following, {first + place: found for place, found in enumerate(split)}, size
+        )
 
-    def _of_key(self, key: bytes) -> int:
+    def _learn(self, key: bytes | None) -> int:
         if len(self._partition_of_key) >= _MOST_KEYS:
             self._partition_of_key.clear()
-        place = self._partition_of_key[key] = self._hash(key) % self._per_stream
+        # Rows without a key are in the first partition.
+        place = 0 if key is None else self._hash(key) % self._per_stream
+        self._partition_of_key[key] = place
         return place
 
     def _keep(self, stream: int, chunk: _Chunk) -> None:
@@ -193,7 +194,7 @@ def _cut(chunk: _Chunk, partition: int, offset: int) -> StoredRows:
     rows = chunk.rows.get(partition, [])
     if rows and rows[0][0] < offset:
         rows = [row for row in rows if row[0] >= offset]
-    return StoredRows(offset, chunk.next, rows, sum(map(_size, rows)))
+    return StoredRows(offset, chunk.next, rows, len(rows) * chunk.mean)
 
 
 def _within(batch: StoredRows, max_bytes: int) -> StoredRows:

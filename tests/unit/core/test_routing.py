@@ -62,6 +62,13 @@ def test_murmur2_agrees_with_kafkas_own_test(key: bytes, expected: int) -> None:
     assert signed(routing.murmur2_hash(key)) == expected
 
 
+def test_md5_keeps_its_golden_values() -> None:
+    """As PostgreSQL and MariaDB compute it, from the digest in hex."""
+    for key, digest, partitions, partition in golden("md5"):
+        assert int(digest[:8], 16) % partitions == partition
+        assert routing.md5(bytes.fromhex(key), partitions) == partition
+
+
 def test_murmur2_keeps_its_golden_values() -> None:
     for key, digest, partitions, partition in golden("murmur2"):
         assert signed(routing.murmur2_hash(bytes.fromhex(key))) == digest
@@ -164,5 +171,5 @@ def test_partitioners_by_name(name: str, function: Callable[[bytes, int], int]) 
 
 
 def test_an_unknown_partitioner_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="xxhash, murmur2, jump; got 'md5'"):
-        routing.partitioner("md5")
+    with pytest.raises(InvalidRequest, match="xxhash, murmur2, jump, md5; got 'crc32'"):
+        routing.partitioner("crc32")

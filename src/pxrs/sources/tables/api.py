@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pxrs.stores.api import Watch
 
@@ -30,11 +30,12 @@ class Columns(NamedTuple):
 class Look(NamedTuple):
     """The highest id that was given, and who was seen writing after that was read.
 
-    `writers` is None where the database does not tell.
+    `writers` is None where the database does not tell, for want of a `right` maybe.
     """
 
     top: int
     writers: frozenset[str] | None
+    right: str = ""
 
 
 # The column that `prepare` adds.
@@ -60,8 +61,6 @@ class TableDatabase(Protocol):
     place: str
     # Whether no row can appear below one that was read.
     in_order: bool
-    # The right that a user needs to see who is writing; empty where everyone sees it.
-    right: str
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel: `ConfigError` says why and what to do."""
@@ -90,16 +89,12 @@ class TableDatabase(Protocol):
         """Something that differs once rows may have come; it costs little to ask."""
         ...
 
-    def watch(
-        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
-    ) -> Watch:
-        """Wakes when `changes` may differ, see there; sooner where news come over a channel.
+    def close(self) -> None: ...
 
-        While `is_waiting` something may become final without news.
-        """
-        ...
 
-    # Partitions in the database
+@runtime_checkable
+class KeepsPartitions(Protocol):
+    """A `TableDatabase` that can keep the partition of each row in a column."""
 
     def filter_by(self, column: str) -> None:
         """Take this column for the row's partition from now on."""
@@ -120,7 +115,16 @@ class TableDatabase(Protocol):
         """Change the table, as `preparation` says, on a connection that may write."""
         ...
 
-    def close(self) -> None: ...
+
+@runtime_checkable
+class TellsOfRows(Protocol):
+    """A `TableDatabase` that can tell of new rows over a channel."""
+
+    def watch(
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
+    ) -> Watch:
+        """Wakes when `changes` may differ; while `is_waiting` that may be so without news."""
+        ...
 
 
 def mark_of(key: str, partitions: int) -> str:

@@ -6,7 +6,7 @@ ahead (`INSERT … SELECT`). `mysql_writers.py` tells who may still have one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -27,8 +27,6 @@ from pxrs.sources.tables.api import (
     quoted_name,
 )
 from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
-from pxrs.sources.watching import PollingWatch
-from pxrs.stores.api import Watch
 from pxrs.stores.mysql.failures import Raced, translated
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -81,7 +79,6 @@ class MysqlTable:
 
     def __init__(self, settings: SqlSettings, columns: Columns) -> None:
         self.place = settings.shown
-        self.right = ""
         self._options = settings.options
         self._columns = columns
         self._name = ".".join(map(_name, parts(columns.table)))
@@ -165,7 +162,6 @@ class MysqlTable:
             if "MariaDB" in version
             else MetadataLocks(self._rows, None if self._is_view else self._table)
         )
-        self.right = self._writers.right
 
     def _learn_columns(self) -> None:
         # Names of columns are the same in any case.
@@ -222,7 +218,7 @@ class MysqlTable:
         if not counted or not self._sees or int(read_only):
             # Ids are made by others, on other nodes, or where this replica copies from.
             return Look(top, None)
-        return Look(top, self._seen_writers())
+        return Look(top, self._seen_writers(), self._writers.right)
 
     def _seen_writers(self) -> frozenset[str] | None:
         try:
@@ -296,11 +292,6 @@ class MysqlTable:
 
     def changes(self) -> object:
         return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
-
-    def watch(
-        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
-    ) -> Watch:
-        return PollingWatch(changes)
 
     # Partitions in the database
 

@@ -28,7 +28,6 @@ from pxrs.sources.tables.api import (
 )
 from pxrs.sources.tables.postgres_notified import NotifiedWatch
 from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
-from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 
@@ -92,7 +91,6 @@ class PostgresTable:
     """See `TableDatabase`."""
 
     in_order = False
-    right = ""
 
     def __init__(self, conninfo: str, columns: Columns) -> None:
         given = conninfo_to_dict(conninfo)
@@ -302,10 +300,8 @@ class PostgresTable:
         return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
 
     def watch(
-        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
     ) -> Watch:
-        if channel is None:
-            return PollingWatch(changes)
         return NotifiedWatch(self._conninfo, channel, changes, is_waiting)
 
     # Partitions in the database

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from pxrs.sources.tables.api import (
     odd_ones,
     quoted_name,
 )
-from pxrs.sources.watching import PollingWatch
-from pxrs.stores.api import Watch
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
 
 _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
@@ -30,7 +28,6 @@ class SqliteTable:
     """See `TableDatabase`."""
 
     in_order = True
-    right = ""
 
     def __init__(self, path: str, columns: Columns, busy_timeout: float = 10.0) -> None:
         self.place = path
@@ -141,8 +138,9 @@ class SqliteTable:
         columns = [
             self._id,
             self._time(),
-            "NULL" if wanted.key is None else _name(wanted.key),
-            *map(_name, wanted.values),
+            "NULL" if wanted.key is None else _bytes(wanted.key),
+            # In bytes, where it is not to become JSON: text would be decoded only to be encoded.
+            *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
         ]
         where = f"{_name(wanted.partition or '')} = ? AND " if filtered else ""
         return (
@@ -179,11 +177,6 @@ class SqliteTable:
 
     def changes(self) -> object:
         return self._rows("PRAGMA data_version")[0][0]
-
-    def watch(
-        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str | None
-    ) -> Watch:
-        return PollingWatch(changes)
 
     # Partitions in the database
 
@@ -227,6 +220,10 @@ class SqliteTable:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _bytes(name: str) -> str:
+    return f"CAST({_name(name)} AS BLOB)"
 
 
 def _name(name: str) -> str:

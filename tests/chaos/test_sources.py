@@ -1,0 +1,180 @@
+"""The founding story: a plain table, one to five consumers, of which some crash.
+
+A program writes to `events` in transactions that overlap and roll back. Members come, are killed
+and frozen. The ledger has every row once, and those of a key in order.
+"""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+import pxrs
+from pxrs.sources import Table
+from support.child import Child
+from support.inside import say
+
+EVENTS = Table("events", offset="id", key="account", value=["payload"])
+KEYS = 40
+TTL = 1.0
+
+
+def consume(url: str) -> None:
+    """Write every row into the ledger, in the transaction that commits the checkpoint."""
+    with (
+        pxrs.connect(url) as px,
+        px.consumer(
+            "events", group="billing", auto_commit=False, session_ttl=TTL, revoke_timeout=5.0
+        ) as consumer,
+    ):
+        say(consumer.member)
+        while True:
+            if messages := consumer.poll(max_records=50, timeout=0.1):
+                rows = ",".join(f"({m.offset}, '{m.key.decode()}')" for m in messages)
+                try:
+                    with consumer.transaction() as tx:
+                        tx.execute(f"INSERT INTO ledger (event, account) VALUES {rows}")
+                except pxrs.Fenced:
+                    continue
+
+
+class Events:
+    """The table, those who write to it, and the ledger."""
+
+    def __init__(self, engine: str, url: str) -> None:
+        self.url = url
+        self._engine = engine
+        self._committed: list[int] = []
+        self._stop = threading.Event()
+        number = "INTEGER PRIMARY KEY AUTOINCREMENT"
+        if engine == "postgres":
+            number = "bigserial PRIMARY KEY"
+        db = self._connect()
+        db.execute(f"CREATE TABLE events (id {number}, account text, payload text)")
+        db.execute(f"CREATE TABLE ledger (id {number}, event bigint, account text)")
+        db.commit()
+        db.close()
+        # SQLite has one writer.
+        self._writers = [
+            threading.Thread(target=self._write, args=[seed])
+            for seed in range(1 if engine == "sqlite" else 4)
+        ]
+
+    def _connect(self) -> Any:
+        if self._engine == "sqlite":
+            return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=60)
+        return psycopg.connect(self.url)
+
+    def start(self) -> None:
+        for writer in self._writers:
+            writer.start()
+
+    def _write(self, seed: int) -> None:
+        random, db = Random(seed), self._connect()
+        mark = "?" if self._engine == "sqlite" else "%s"
+        insert = f"INSERT INTO events (account, payload) VALUES ({mark}, '') RETURNING id"
+        while not self._stop.is_set():
+            # Keys of its own: the order of a key's rows is that in which they commit.
+            keys = [f"{seed}-{random.randrange(KEYS)}" for _ in range(random.randint(1, 5))]
+            ids = [db.execute(insert, (key,)).fetchall()[0][0] for key in keys]
+            if random.random() < 0.2:
+                db.rollback()
+            else:
+                self._stop.wait(random.choice((0, 0, 0.02)))
+                db.commit()
+                self._committed.extend(ids)
+            self._stop.wait(0.002)
+        db.close()
+
+    def stop(self) -> list[int]:
+        """The ids of all rows that were written."""
+        self._stop.set()
+        for writer in self._writers:
+            if writer.ident is not None:
+                writer.join()
+        return self._committed
+
+    def ledger(self) -> list[tuple[int, str]]:
+        db = self._connect()
+        rows = db.execute("SELECT event, account FROM ledger ORDER BY id").fetchall()
+        db.close()
+        return [(int(event), account) for event, account in rows]
+
+    def wait_for(self, count: int) -> None:
+        """Until so many rows are in the ledger."""
+        with pxrs.connect(self.url) as px:
+            watch = px.stores.coord.watch("groups/")
+            for _ in range(600):
+                if len(self.ledger()) >= count:
+                    break
+                watch.wait(0.1)
+            else:
+                pytest.fail(f"{len(self.ledger())} of {count} rows after a minute")
+            watch.close()
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.engine(name)) for name in ("sqlite", "postgres")]
+)
+def events(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Events]:
+    url = f"sqlite:///{tmp_path}/app.db"
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    events = Events(request.param, url)
+    yield events
+    events.stop()
+
+
+def shares(px: pxrs.Pxrs) -> list[int]:
+    """How many partitions each member has, once all are given out."""
+    watch = px.stores.coord.watch("groups/billing")
+    for _ in range(300):
+        info = px.groups.describe("billing", lag_seconds=False)
+        if info.state == "STABLE":
+            watch.close()
+            return sorted((len(member.owned) for member in info.members), reverse=True)
+        watch.wait(0.1)
+    raise AssertionError(f"the group is {info.state}")
+
+
+@pytest.mark.long
+def test_one_to_five_consumers_and_a_crash(events: Events) -> None:
+    events.start()
+    with pxrs.connect(events.url) as px:
+        px.attach("events", EVENTS, partitions=8)
+        members: list[Child] = []
+        for wanted in ([8], [4, 4], [3, 3, 2], [2, 2, 2, 2], [2, 2, 2, 1, 1]):
+            members.append(Child(consume, events.url))
+            members[-1].read()
+            while (found := shares(px)) != wanted:
+                assert len(found) <= len(wanted), found
+        killed, frozen, *rest = members
+        killed.kill()
+        frozen.freeze_between_writes(px.stores)
+        while shares(px) != [3, 3, 2]:
+            pass
+        events.wait_for(len(events.ledger()) + 50)
+        frozen.signal(signal.SIGCONT)
+        while len(shares(px)) != 4:
+            pass
+        committed = events.stop()
+        events.wait_for(len(committed))
+        for member in [frozen, *rest]:
+            member.kill()
+        checkpoints = px.groups.describe("billing", lag_seconds=False).partitions
+    ledger = events.ledger()
+    assert sorted(event for event, _ in ledger) == sorted(committed)
+    by_key = defaultdict(list)
+    for event, account in ledger:
+        by_key[account].append(event)
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert max(part.checkpoint or 0 for part in checkpoints) <= max(committed) + 1
