@@ -36,6 +36,8 @@ _MOST_BYTES = 2**62
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # The ids of virtual topics begin so: their messages are rows of a source, not of the store's log.
 _VIRTUAL = "source-"
+# Among the settings of a source: what `prepare` has added to it. Nobody attaches with that.
+PREPARED = "prepared"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +144,19 @@ class Topics:
                 source=source,
             )
         )
+
+    def _set_prepared(self, topic: Topic, prepared: dict[str, Any]) -> Topic:
+        """Record what was added to a virtual topic's source; `TopicNotFound` if it is another."""
+        key = _FOLDER + topic.name
+        while True:
+            record = self._coord.get(key)
+            if record is None or (found := _decode(record)).id != topic.id:
+                raise TopicNotFound(topic.name)
+            source = {**(found.source or {}), PREPARED: prepared}
+            changed = msgspec.structs.replace(found, source=source)
+            outcome = self._coord.commit([Check(key, record.version)], [Put(key, _encode(changed))])
+            if isinstance(outcome, Committed):
+                return changed
 
     def _create(self, wanted: Topic) -> Topic:
         name = wanted.name
@@ -313,6 +328,8 @@ def check_topic_id(topic_id: str) -> None:
 def _same_or_refuse(existing: Topic, wanted: Topic) -> Topic:
     for name in ("partitions", "partitioner", "retention", "retention_bytes", "source"):
         has, asked = getattr(existing, name), getattr(wanted, name)
+        if name == "source" and has is not None:
+            has = {each: value for each, value in has.items() if each != PREPARED}
         if has != asked:
             raise TopicExists(
                 f"topic {wanted.name!r} exists with {name} = {has}, not {asked}; "

@@ -7,12 +7,16 @@ from typing import Any
 
 import msgspec
 
-from pxrs.errors import PxrsError, TopicNotFound
-from pxrs.sources.descriptions import described
+from pxrs.config import check_partitions
+from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
+from pxrs.sources.descriptions import described, use_prepared
 from pxrs.sources.log import LogWithSources
+from pxrs.sources.table import OpenTable
 from pxrs.sources.virtual import VirtualLog
 from pxrs.topics import Topics
 from pxrs.types import Topic
+
+Statements = list[str]
 
 
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +33,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources:
-    """Lists, describes and detaches virtual topics. Thread-safe."""
+    """Lists, describes, prepares and detaches virtual topics. Thread-safe."""
 
     def __init__(self, topics: Topics, log: LogWithSources, store_url: str) -> None:
         self._topics = topics
@@ -44,9 +48,13 @@ class Sources:
             check = getattr(opened, "check", None)
             if check is not None:
                 check()
+            if isinstance(opened, OpenTable):
+                check_partitions(partitions)
+                opened.check_partitions(partitions)
             topic = self._topics._attach(
                 name, partitions, description.settings(), partitioner=description.partitioner
             )
+            use_prepared(topic, opened)
             self._log.use(topic.id, VirtualLog(topic, opened))
         except BaseException:
             with suppress(PxrsError):
@@ -70,6 +78,29 @@ class Sources:
             end=max(source.bounds(stream).end for stream in streams),
             final=None if None in finals else min(each for each in finals if each is not None),
         )
+
+    def prepare(self, name: str, apply: bool = False) -> Statements:
+        """Return the statements that make the table of a virtual topic cheaper to read.
+
+        A column with the row's partition and an index on it: each member then reads only its own
+        rows. On PostgreSQL a trigger, too, that tells of new rows. What is there already is left
+        out. With `apply` they are executed, and the topic's record says so: who opens the topic
+        from then on makes use of it. No key moves to another partition.
+        """
+        topic = self._find(name)
+        source = self._log.virtual(topic.id).source
+        if not isinstance(source, OpenTable):
+            raise InvalidRequest(f"the source of {name!r} is no table: there is nothing to prepare")
+        statements, partition, channel = source.preparation(topic.partitions)
+        if apply:
+            for statement in statements:
+                source.execute(statement)
+            prepared = {"partition": partition, "channel": channel}
+            topic = self._topics._set_prepared(
+                topic, {name: value for name, value in prepared.items() if value is not None}
+            )
+            use_prepared(topic, source)
+        return statements
 
     def detach(self, name: str) -> None:
         """Forget a virtual topic. Its source stays; the checkpoints of its groups go with it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-from pxrs.errors import ConfigError, InvalidRequest
+from pxrs.errors import ConfigError, InvalidRequest, PxrsError
 from pxrs.sources.api import Source
-from pxrs.sources.table import Table
+from pxrs.sources.table import OpenTable, Table
+from pxrs.topics import PREPARED
+from pxrs.types import Topic
 
 
 @runtime_checkable
@@ -78,3 +81,23 @@ def from_settings(topic: str, settings: dict[str, Any]) -> Description:
         raise ConfigError(
             f"the settings of topic {topic!r} are not understood by this version of pxrs: {error}"
         ) from None
+
+
+def open_source(topic: Topic, store_url: str) -> Source:
+    """What a virtual topic lies over, opened as its record says."""
+    settings = {name: each for name, each in (topic.source or {}).items() if name != PREPARED}
+    source = from_settings(topic.name, settings).open(store_url)
+    try:
+        use_prepared(topic, source)
+    except BaseException:
+        with suppress(PxrsError):
+            source.close()
+        raise
+    return source
+
+
+def use_prepared(topic: Topic, source: Source) -> None:
+    """Read the source by what `prepare` has added to it."""
+    prepared = (topic.source or {}).get(PREPARED)
+    if prepared is not None and isinstance(source, OpenTable):
+        source.use(**prepared)

@@ -196,12 +196,11 @@ def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
 
     def open_log(topic_id: str) -> VirtualLog:
         # Programs without virtual topics do not pay for what describes them.
-        from pxrs.sources.descriptions import from_settings
+        from pxrs.sources.descriptions import open_source
 
         for topic in topics.list():
             if topic.id == topic_id and topic.source is not None:
-                source = from_settings(topic.name, topic.source).open(stores.url)
-                return VirtualLog(topic, source)
+                return VirtualLog(topic, open_source(topic, stores.url))
         raise TopicNotFound(topic_id)
 
     return StoresWithSources(stores, LogWithSources(stores.log, open_log))

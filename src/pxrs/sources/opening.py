@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pxrs.config import parse_url, postgres_settings, public, split_url, sqlite_settings
+from pxrs.config import (
+    parse_url,
+    postgres_settings,
+    public,
+    split_url,
+    sql_settings,
+    sqlite_settings,
+)
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.sources.tables.api import Columns, TableDatabase
 
@@ -21,6 +28,12 @@ def open_table_database(url: str, columns: Columns) -> TableDatabase:
         except ImportError as error:
             raise MissingExtra("postgresql://", "postgres") from error
         return PostgresTable(postgres_settings(parsed).conninfo, columns)
+    if scheme in ("mysql", "mariadb"):
+        try:
+            from pxrs.sources.tables.mysql import MysqlTable
+        except ImportError as error:
+            raise MissingExtra(f"{scheme}://", "sql") from error
+        return MysqlTable(sql_settings(parsed), columns)
     raise ConfigError(
         f"{public(url)} has no tables; say where {columns.table!r} is: "
         "Table(…, url='postgresql://…')"

@@ -20,7 +20,15 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.tables.api import Columns, Record, TableDatabase
+from pxrs.sources.tables.api import (
+    Columns,
+    KeepsPartitions,
+    Look,
+    Preparation,
+    Record,
+    TableDatabase,
+    TellsOfRows,
+)
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
@@ -31,8 +39,6 @@ _FIRST_ROWS = 256
 # Ids that are looked at for one without a gap while a writer has to be waited for.
 _IDS = 1000
 _MOST_SECONDS = 24 * 3600.0
-# A look at the table, seconds: soon after something happened, and when it is quiet.
-_SOON, _QUIET = 0.005, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,18 +133,65 @@ class OpenTable:
         self._top = -1
         self._rows = _FIRST_ROWS
         self._make = _maker(table)
+        self._filters = table.partition is not None
+        self._channel: str | None = None
+        # How many rows the database has returned.
+        self.rows_read = 0
+
+    def use(self, partition: str | None = None, channel: str | None = None) -> None:
+        """Use what `prepare` has added to the table."""
+        with self._use():
+            if partition is not None and self.table.partition is None:
+                self._keeping().filter_by(partition)
+                self._filters = True
+            self._channel = channel
+
+    def check_partitions(self, partitions: int) -> None:
+        """Refuse a partition column with values that name no partition."""
+        if self.table.partition is None:
+            return
+        with self._use():
+            odd = self._keeping().odd_partition(partitions)
+        if odd is not None:
+            raise ConfigError(
+                f"{self.table.partition!r} of {self.table.name!r} must be a partition from 0 to "
+                f"{partitions - 1} in every row, and is {odd} in some: rows of others would never "
+                "be delivered. Attach it with more partitions, or mend the rows and add a CHECK"
+            )
+
+    def preparation(self, partitions: int) -> Preparation:
+        """What `prepare` has to do to the table."""
+        with self._use():
+            return self._keeping().preparation(partitions)
+
+    def execute(self, statement: str) -> None:
+        """Change the table as `preparation` says."""
+        with self._use():
+            self._keeping().execute(statement)
+
+    def _keeping(self) -> KeepsPartitions:
+        if not isinstance(self.database, KeepsPartitions):
+            raise ConfigError(f"{self.database.place} can't keep the partitions of rows")
+        return self.database
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel."""
         with self._lock:
             self.database.check()
-            look = self.database.look()
-            if look.writers is None and self.table.settle is None:
-                raise ConfigError(
-                    f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
-                    "missing id may still come: say with settle= for how many seconds, longer than "
-                    "the longest transaction that writes to it"
-                )
+            self._settle_of(self.database.look())
+
+    def _settle_of(self, look: Look) -> float:
+        """How many seconds to wait for a missing id; 0 where it is known who is writing."""
+        if look.writers is not None:
+            return 0.0
+        if self.table.settle is None:
+            grant = f"GRANT {look.right} to this user, or " if look.right else ""
+            raise ConfigError(
+                f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
+                f"missing id may still come: {grant}say with settle= for how many seconds, longer "
+                "than the longest transaction that writes to it"
+            )
+        return self.table.settle
 
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
         with self._use():
@@ -148,7 +201,7 @@ class OpenTable:
         self, stream: int, partition: int, offset: int, limit: int
     ) -> SourceRead | None:
         """See `FiltersPartitions`."""
-        if self.table.partition is None:
+        if not self._filters:
             return None
         with self._use():
             return self._read(offset, limit, None, partition)
@@ -160,7 +213,7 @@ class OpenTable:
         if offset > final:
             final = self._look()
         if offset > final:
-            return self._read_ahead(offset, limit)
+            return self._read_ahead(offset, limit, partition)
         last = final if until is None else min(final, until - 1)
         most = min(limit, self._rows)
         found = self.database.select(offset, last, most, partition)
@@ -168,18 +221,21 @@ class OpenTable:
         end = last + 1 if len(found) < most else found[-1][0] + 1
         return SourceRead(self._made(found), end)
 
-    def _read_ahead(self, offset: int, limit: int) -> SourceRead:
+    def _read_ahead(self, offset: int, limit: int, partition: int | None) -> SourceRead:
         """Rows that follow without a gap are final, whoever is still writing."""
         last = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         if last < offset:
             return SourceRead([], offset)
-        found = self.database.select(offset, last, self._rows)
-        return SourceRead(self._made(found), found[-1][0] + 1 if found else offset)
+        most = self._rows
+        found = self.database.select(offset, last, most, partition)
+        end = last + 1 if len(found) < most else found[-1][0] + 1
+        return SourceRead(self._made(found), end)
 
     def _made(self, found: Sequence[Record]) -> list[Row]:
         """Messages of records; as many are read next time as fit, but not many more than now."""
         rows = self._make(found)
         if rows:
+            self.rows_read += len(rows)
             mean = sum([len(row[3] or b"") for row in rows]) / len(rows) + 100
             most = max(self._rows, len(rows)) * 4
             self._rows = max(1, min(int(_READ_BYTES / mean), most, 20_000))
@@ -198,7 +254,10 @@ class OpenTable:
 
     def _look(self) -> int:
         """Find out up to which id rows are final."""
-        top, writers = self.database.look()
+        look = self.database.look()
+        top, writers, _ = look
+        # A right may have been taken away since it was attached.
+        settle = self._settle_of(look)
         before = self._settling.final
         if top < before:
             raise SourceChanged(
@@ -208,7 +267,6 @@ class OpenTable:
                 "another name, or reset the groups to where they are to go on"
             )
         self._top = top
-        settle = (self.table.settle or 0.0) if writers is None else 0.0
         final = self._settling.look(top, writers or frozenset(), self._clock.monotonic(), settle)
         if final < top and final >= 0:
             final = self._settling.follow(self.database.ids(final, _IDS))
@@ -224,7 +282,11 @@ class OpenTable:
             return self.database.first_at(timestamp)
 
     def watch(self) -> Watch:
-        return PollingWatch(self._changes, _SOON, _QUIET)
+        if self._channel is not None and isinstance(self.database, TellsOfRows):
+            return self.database.watch(
+                self._changes, lambda: self._settling.is_waiting, self._channel
+            )
+        return PollingWatch(self._changes)
 
     def _changes(self) -> object:
         """Something new when there may be more to read; trouble is for those who read."""

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+# A look, seconds: soon after something happened, and when it is quiet.
+SOON, QUIET = 0.005, 0.25
+
 
 class PollingWatch:
     """See `Watch`. Asks `changes` for something that differs, less often while it is quiet.
@@ -13,7 +16,9 @@ class PollingWatch:
     Between two questions it waits for `soon` seconds at first, for `quiet` seconds at most.
     """
 
-    def __init__(self, changes: Callable[[], object], soon: float, quiet: float) -> None:
+    def __init__(
+        self, changes: Callable[[], object], soon: float = SOON, quiet: float = QUIET
+    ) -> None:
         self._changes = changes
         self._soon = soon
         self._quiet = quiet

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from pxrs.stores.api import Watch
 
 Record = tuple[Any, ...]
 
@@ -28,11 +30,28 @@ class Columns(NamedTuple):
 class Look(NamedTuple):
     """The highest id that was given, and who was seen writing after that was read.
 
-    `writers` is None where the database does not tell.
+    `writers` is None where the database does not tell, for want of a `right` maybe.
     """
 
     top: int
     writers: frozenset[str] | None
+    right: str = ""
+
+
+# The column that `prepare` adds.
+PARTITION_COLUMN = "pxrs_partition"
+
+
+class Preparation(NamedTuple):
+    """What makes reading cheaper: the statements that are missing, and what is there after them.
+
+    `partition` is a column with the row's partition, of which members read only theirs. `channel`
+    is where the database tells of new rows.
+    """
+
+    statements: list[str]
+    partition: str | None = None
+    channel: str | None = None
 
 
 class TableDatabase(Protocol):
@@ -71,6 +90,52 @@ class TableDatabase(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class KeepsPartitions(Protocol):
+    """A `TableDatabase` that can keep the partition of each row in a column."""
+
+    def filter_by(self, column: str) -> None:
+        """Take this column for the row's partition from now on."""
+        ...
+
+    def odd_partition(self, partitions: int) -> object:
+        """A value of the partition column that names no partition, or "NULL"; None if all do.
+
+        `ConfigError` if it is no column of integers.
+        """
+        ...
+
+    def preparation(self, partitions: int) -> Preparation:
+        """What `prepare` has to do; `ConfigError` if it can't be done."""
+        ...
+
+    def execute(self, statement: str) -> None:
+        """Change the table, as `preparation` says, on a connection that may write."""
+        ...
+
+
+@runtime_checkable
+class TellsOfRows(Protocol):
+    """A `TableDatabase` that can tell of new rows over a channel."""
+
+    def watch(
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
+    ) -> Watch:
+        """Wakes when `changes` may differ; while `is_waiting` that may be so without news."""
+        ...
+
+
+def mark_of(key: str, partitions: int) -> str:
+    """The comment on a partition column, by which `prepare` knows its own."""
+    return f"pxrs: md5 of {key}, {partitions} partitions"
+
+
+def odd_ones(name: str, table: str, partitions: int) -> str:
+    """A query for a partition, of the column of this name, that is none."""
+    odd = f"{name} IS NULL OR {name} < 0 OR {name} >= {partitions:d}"
+    return f"SELECT {name} FROM {table} WHERE {odd} LIMIT 1"
 
 
 def parts(table: str) -> list[str]:

@@ -7,7 +7,7 @@ row can't be seen yet, even those who have only asked for one. Anyone may read i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,20 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from pxrs.errors import ConfigError
-from pxrs.sources.tables.api import Columns, Look, Record, parts, quoted_name
+from pxrs.sources.tables.api import (
+    PARTITION_COLUMN,
+    Columns,
+    Look,
+    Preparation,
+    Record,
+    mark_of,
+    odd_ones,
+    parts,
+    quoted_name,
+)
+from pxrs.sources.tables.postgres_notified import NotifiedWatch
+from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
+from pxrs.stores.api import Watch
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 
 _INTEGERS = ("int2", "int4", "int8")
@@ -50,6 +63,28 @@ SELECT DISTINCT l.virtualtransaction || '@' || l.pid FROM pg_locks l
 WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+_DETAILS = """
+SELECT n.nspname::text, c.relname::text, c.relkind::text, current_setting('server_encoding'),
+    current_setting('server_version_num')::int
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
+"""
+_COMMENT = """
+SELECT col_description(attrelid, attnum) FROM pg_attribute
+WHERE attrelid = %s AND attname = %s AND NOT attisdropped
+"""
+# The columns of indexes without expressions or conditions; of those that are not valid, none.
+_INDEXES = """
+SELECT CASE WHEN i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL THEN ARRAY(
+        SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY k (num, place)
+        JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num
+        WHERE place <= i.indnkeyatts ORDER BY place) END,
+    c.relname::text, i.indisvalid
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %s
+"""
+_TRIGGER = "SELECT FROM pg_trigger WHERE tgrelid = %s AND tgname = %s AND NOT tgisinternal"
+_GENERATED_COLUMNS = 120000
+# Seconds.
+_LOCK_WAIT = 5
 
 
 class PostgresTable:
@@ -123,6 +158,10 @@ class PostgresTable:
             )
         self._oid, kind = found[0]
         self._is_view = kind in ("v", "m")
+        self._learn_columns()
+        self._sequences = [(row[0], row[4]) for row in self._own_sequences()]
+
+    def _learn_columns(self) -> None:
         self._types = {
             name: (kind, required, unique)
             for name, kind, required, unique in self._rows(_COLUMNS, [self._oid])
@@ -133,7 +172,6 @@ class PostgresTable:
                     f"{self._columns.table!r} has no column {name!r}; it has "
                     f"{', '.join(sorted(self._types))}"
                 )
-        self._sequences = [(row[0], row[4]) for row in self._own_sequences()]
 
     def _own_sequences(self) -> list[Record]:
         return self._rows(_SEQUENCES, [self._oid, self._columns.offset])
@@ -173,12 +211,12 @@ class PostgresTable:
         # Before the writers are read: whoever has an id up to there is among them, or has ended.
         counter = self._counter()
         writers = f"ARRAY({_WRITERS} {self._of_this_table()})"
-        [(highest, found)] = self._rows(
-            f"SELECT (SELECT max({self._id}) FROM {self._name}), {writers}"
+        [(highest, found, is_replica)] = self._rows(
+            f"SELECT (SELECT max({self._id}) FROM {self._name}), {writers}, pg_is_in_recovery()"
         )
         top = max(-1 if highest is None else highest, counter)
-        if not self._sequences and not self._is_view:
-            # Who makes the ids, and when, can't be seen.
+        if (not self._sequences and not self._is_view) or is_replica:
+            # Who makes the ids, and when, can't be seen: it is elsewhere, or on the primary.
             return Look(top, None)
         return Look(top, frozenset(found))
 
@@ -237,20 +275,111 @@ class PostgresTable:
         name = _name(self._columns.timestamp or "")
         if self._types[self._columns.timestamp or ""][0] in _NUMBERS:
             return f"(CASE WHEN {name} < 100000000000 THEN {name} * 1000 ELSE {name} END)::bigint"
-        return f"(extract(epoch FROM {name}) * 1000)::bigint"
+        return f"floor(extract(epoch FROM {name}) * 1000)::bigint"
 
     def ids(self, after: int, limit: int) -> list[int]:
         statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > %s ORDER BY 1 LIMIT %s"
         return [row[0] for row in self._rows(statement, [after, limit])]
 
     def first_at(self, timestamp: int) -> int | None:
+        # Written so that an index on a column of times helps.
+        name, kind = (
+            _name(self._columns.timestamp or ""),
+            self._types[self._columns.timestamp or ""],
+        )
+        where = {
+            "timestamptz": f"{name} >= to_timestamp(%s / 1000.0)",
+            "timestamp": f"{name} >= to_timestamp(%s / 1000.0) AT TIME ZONE 'UTC'",
+        }.get(kind[0], f"{self._time()} >= %s")
         [(found,)] = self._rows(
-            f"SELECT min({self._id}) FROM {self._name} WHERE {self._time()} >= %s", [timestamp]
+            f"SELECT min({self._id}) FROM {self._name} WHERE {where}", [timestamp]
         )
         return None if found is None else int(found)
 
     def changes(self) -> object:
         return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
+
+    def watch(
+        self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
+    ) -> Watch:
+        return NotifiedWatch(self._conninfo, channel, changes, is_waiting)
+
+    # Partitions in the database
+
+    def filter_by(self, column: str) -> None:
+        self._columns = self._columns._replace(partition=column)
+        self._statements.clear()
+        self._learn_columns()
+
+    def odd_partition(self, partitions: int) -> object:
+        column = self._columns.partition or ""
+        kind = self._types[column][0]
+        if kind not in _INTEGERS:
+            raise ConfigError(
+                f"partition must be a column of integers; {column!r} of {self._columns.table!r} "
+                f"is {kind}"
+            )
+        found = self._rows(odd_ones(_name(column), self._name, partitions))
+        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def preparation(self, partitions: int) -> Preparation:
+        if self._is_view:
+            raise ConfigError(f"{self._columns.table!r} is a view; prepare the table that it shows")
+        own = self._columns.partition
+        column = own or PARTITION_COLUMN
+        [(schema, name, kind, encoding, version)] = self._rows(_DETAILS, [self._oid])
+        prepare = Statements(schema, name, column, self._columns.offset)
+        wanted: list[str] = []
+        if own is None and not self._has_column(partitions):
+            if encoding != "UTF8" or version < _GENERATED_COLUMNS:
+                raise ConfigError(
+                    f"a partition column needs PostgreSQL 12 and a database in UTF8; {self.place} "
+                    f"is {version // 10000} in {encoding}"
+                )
+            wanted.append(prepare.column(*self._hashed_key(), partitions))
+        indexes = self._rows(_INDEXES, [self._oid])
+        if not any(columns == [column, self._columns.offset] for columns, _, _ in indexes):
+            # One that could not be finished is in the way.
+            broken = [each for _, each, valid in indexes if each == prepare.index_name]
+            wanted += [*([prepare.drop_index()] if broken else []), prepare.index(kind != "p")]
+        if not self._rows(_TRIGGER, [self._oid, TRIGGER]):
+            wanted += [prepare.function(), prepare.trigger()]
+        return Preparation(wanted, column, prepare.channel)
+
+    def _has_column(self, partitions: int) -> bool:
+        """Whether it is there already; refuses one that has other partitions."""
+        found = self._rows(_COMMENT, [self._oid, PARTITION_COLUMN])
+        if found and found[0][0] != mark_of(self._columns.key or "", partitions):
+            raise ConfigError(
+                f"{self._columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
+                f"({found[0][0] or 'without a comment'}): one topic of a table can be prepared"
+            )
+        return bool(found)
+
+    def _hashed_key(self) -> tuple[str, bool]:
+        """The key's column, and whether it is bytes."""
+        key = self._columns.key
+        if key is None:
+            raise ConfigError(
+                f"{self._columns.table!r} was attached without key=, so all its rows are in one "
+                "partition and there is nothing to prepare"
+            )
+        kind = self._types[key][0]
+        if kind not in HASHED:
+            raise ConfigError(
+                f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
+                "PostgreSQL can't keep its partition. Use a key of text, integers or bytes"
+            )
+        return key, kind == "bytea"
+
+    def execute(self, statement: str) -> None:
+        with (
+            self._translated(),
+            psycopg.connect(self._conninfo, autocommit=True, application_name="pxrs source") as db,
+        ):
+            # Others wait behind one that waits for the table.
+            db.execute(f"SET lock_timeout = '{_LOCK_WAIT}s'")
+            db.execute(statement)
 
     def close(self) -> None:
         if self._db is not None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pxrs.errors import ConfigError
-from pxrs.sources.tables.api import Columns, Look, Record, quoted_name
+from pxrs.sources.tables.api import (
+    PARTITION_COLUMN,
+    Columns,
+    Look,
+    Preparation,
+    Record,
+    odd_ones,
+    quoted_name,
+)
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
 
 _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
@@ -145,13 +153,15 @@ class SqliteTable:
         if self._columns.timestamp is None:
             return "NULL"
         name = _name(self._columns.timestamp)
-        declared = {
-            column.lower(): kind.upper()
-            for _, column, kind, *_ in self._rows(f"PRAGMA table_info({self._name})")
-        }[self._columns.timestamp.lower()]
+        declared = self._declared(self._columns.timestamp)
         if any(part in declared for part in _NUMBERS):
             return f"CAST({name} * iif({name} < 100000000000, 1000, 1) AS INTEGER)"
         return f"CAST(round((julianday({name}) - 2440587.5) * 86400000) AS INTEGER)"
+
+    def _declared(self, column: str) -> str:
+        """A column's type, in capitals."""
+        columns = self._rows(f"PRAGMA table_info({self._name})")
+        return next(str(row[2]).upper() for row in columns if row[1].lower() == column.lower())
 
     def ids(self, after: int, limit: int) -> list[int]:
         statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > ? ORDER BY 1 LIMIT ?"
@@ -167,6 +177,46 @@ class SqliteTable:
 
     def changes(self) -> object:
         return self._rows("PRAGMA data_version")[0][0]
+
+    # Partitions in the database
+
+    def filter_by(self, column: str) -> None:
+        self._columns = self._columns._replace(partition=column)
+        self._statements.clear()
+
+    def odd_partition(self, partitions: int) -> object:
+        column = self._columns.partition or ""
+        declared = self._declared(column)
+        if "INT" not in declared:
+            raise ConfigError(
+                f"partition must be a column of integers; {column!r} of {self._columns.table!r} is "
+                f"{declared or 'of no declared type'}"
+            )
+        found = self._rows(odd_ones(_name(column), self._name, partitions))
+        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def preparation(self, partitions: int) -> Preparation:
+        partition = self._columns.partition
+        if partition is None:
+            raise ConfigError(
+                "SQLite has no md5, so it can't keep the partitions of keys in a column: every "
+                "member reads the whole file, which is fast where it is local. If producers write "
+                "the partition into a column of integers, attach the table with partition="
+            )
+        table, wanted = self._columns.table, [partition.lower(), self._columns.offset.lower()]
+        for _, index, _, _, partial in self._rows(f"PRAGMA index_list({self._name})"):
+            columns = [row[2] for row in self._rows(f"PRAGMA index_info({_name(index)})")]
+            if not partial and [str(each).lower() for each in columns] == wanted:
+                return Preparation([])
+        index = _name(f"{PARTITION_COLUMN}_{table}")
+        return Preparation(
+            [f"CREATE INDEX {index} ON {self._name} ({_name(partition)}, {self._id})"]
+        )
+
+    def execute(self, statement: str) -> None:
+        with self._translated(), closing(sqlite3.connect(self.place, timeout=10.0)) as db:
+            db.execute(statement)
+            db.commit()
 
     def close(self) -> None:
         self._db.close()

@@ -1,0 +1,390 @@
+"""A table in MySQL or MariaDB.
+
+Ids come from the table's counter, before their rows are committed; a statement may even take many
+ahead (`INSERT … SELECT`). `mysql_writers.py` tells who may still have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from pxrs.config import SqlSettings
+from pxrs.errors import ConfigError, StoreError
+from pxrs.sources.tables.api import (
+    PARTITION_COLUMN,
+    Columns,
+    Look,
+    Preparation,
+    Record,
+    mark_of,
+    odd_ones,
+    parts,
+    quoted_name,
+)
+from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
+from pxrs.stores.mysql.failures import Raced, translated
+
+_INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_NUMBERS = (*_INTEGERS, "decimal", "float", "double")
+_BINARY = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit")
+_TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid")
+# Keys whose text is the same for every connection.
+_HASHED = (*_INTEGERS, "decimal", *_TEXTS, *_BINARY[:-1])
+# Seconds that a change of the table waits for those who use it: others wait behind it.
+_LOCK_WAIT = 5
+_COMMENTS = """
+SELECT lower(COLUMN_NAME), COLUMN_COMMENT FROM information_schema.COLUMNS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+_INDEXES = """
+SELECT group_concat(COLUMN_NAME ORDER BY SEQ_IN_INDEX) FROM information_schema.STATISTICS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s GROUP BY INDEX_NAME
+"""
+# No such table or column; no right to it; no right to see others.
+_MISSING, _DENIED, _NO_PROCESS = (1146, 1054, 1356), (1142, 1143, 1044), 1227
+_TABLE = """
+SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE, TABLE_TYPE FROM information_schema.TABLES
+WHERE TABLE_SCHEMA = coalesce(%s, DATABASE()) AND TABLE_NAME = %s
+"""
+_COLUMNS = """
+SELECT COLUMN_NAME, lower(DATA_TYPE), IS_NULLABLE = 'NO', EXTRA LIKE '%%auto_increment%%'
+FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+# Indexes of one whole column.
+_UNIQUE = """
+SELECT max(COLUMN_NAME) FROM information_schema.STATISTICS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0
+GROUP BY INDEX_NAME HAVING count(*) = 1 AND max(SUB_PART) IS NULL
+"""
+_COUNTER = """
+SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+# Nodes of these give ids each for itself, and do not see each other's transactions.
+_CLUSTER = """
+SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON')
+    OR (Variable_name = 'group_replication_single_primary_mode' AND Value = 'OFF')
+"""
+_EPOCH = "'1970-01-01 00:00:00'"
+
+
+class MysqlTable:
+    """See `TableDatabase`."""
+
+    in_order = False
+
+    def __init__(self, settings: SqlSettings, columns: Columns) -> None:
+        self.place = settings.shown
+        self._options = settings.options
+        self._columns = columns
+        self._name = ".".join(map(_name, parts(columns.table)))
+        self._id = _name(columns.offset)
+        self._db: Any = None
+        # Schema and name; what the columns are: type, NOT NULL, given by the counter.
+        self._table = ("", "")
+        self._types: dict[str, tuple[str, bool, bool]] = {}
+        self._engine = ""
+        self._is_view = False
+        self._counted = -1
+        self._statements: dict[bool, str] = {}
+        try:
+            self._learn()
+        except BaseException:
+            self.close()
+            raise
+
+    # The connection
+
+    def _connect(self, **more: Any) -> Any:
+        options = {**self._options, **more}
+        try:
+            db: Any = pymysql.connect(**options, autocommit=True, cursorclass=Cursor)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.place}: the driver does not know an option: {error}"
+            ) from None
+        with db.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute("SET SESSION time_zone = '+00:00'")
+            with suppress(pymysql.Error):
+                # MySQL would tell a counter that is up to a day old; MariaDB does not know this.
+                cursor.execute("SET SESSION information_schema_stats_expiry = 0")
+        return db
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except pymysql.Error as error:
+            code = error.args[0] if error.args else None
+            if code in _MISSING:
+                raise ConfigError(
+                    f"{self._columns.table!r} can't be read: {error.args[-1]}"
+                ) from error
+            if code in _DENIED:
+                raise ConfigError(
+                    f"this user may not read all it needs: {error.args[-1]}; GRANT SELECT ON "
+                    f"{self._columns.table} TO it"
+                ) from error
+            self.close()
+            raised = translated(error, self.place)
+            if raised is None or isinstance(raised, Raced):
+                raise StoreError(f"{self.place}: {error}") from error
+            raise raised from error
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
+        with self._translated():
+            if self._db is None:
+                self._db = self._connect()
+            with self._db.cursor() as cursor:
+                cursor.execute(statement, tuple(values))
+                return list(cursor.fetchall())
+
+    # What the table is
+
+    def _learn(self) -> None:
+        *schema, name = parts(self._columns.table)
+        found = self._rows(_TABLE, [schema[0] if schema else None, name])
+        if not found:
+            raise ConfigError(f"there is no table or view {self._columns.table!r} in {self.place}")
+        self._table = found[0][0], found[0][1]
+        self._engine = str(found[0][2])
+        self._is_view = "VIEW" in found[0][3]
+        self._learn_columns()
+        version = str(self._rows("SELECT VERSION()")[0][0])
+        self._sees = not self._rows(_CLUSTER)
+        self._writers: Writers = (
+            TransactionsAndStatements(self._rows)
+            if "MariaDB" in version
+            else MetadataLocks(self._rows, None if self._is_view else self._table)
+        )
+
+    def _learn_columns(self) -> None:
+        # Names of columns are the same in any case.
+        self._types = {
+            column.lower(): (kind, bool(required), bool(counted))
+            for column, kind, required, counted in self._rows(_COLUMNS, self._table)
+        }
+        for column in self._columns.all:
+            if column.lower() not in self._types:
+                raise ConfigError(
+                    f"{self._columns.table!r} has no column {column!r}; it has "
+                    f"{', '.join(sorted(self._types))}"
+                )
+
+    def _type(self, column: str) -> str:
+        return self._types[column.lower()][0]
+
+    def check(self) -> None:
+        table, offset = self._columns.table, self._columns.offset
+        kind, required, _ = self._types[offset.lower()]
+        if kind not in _INTEGERS:
+            raise ConfigError(
+                f"offset must be a column of integers; {offset!r} of {table!r} is {kind}"
+            )
+        if self._is_view:
+            if self._rows(f"SELECT 1 FROM {self._name} WHERE {self._id} IS NULL LIMIT 1"):
+                raise ConfigError(
+                    f"offset must not be NULL; {offset!r} of the view {table!r} is in some rows: "
+                    "leave them out with WHERE"
+                )
+            return
+        if self._engine.lower() != "innodb":
+            raise ConfigError(
+                f"{table!r} is a table of {self._engine}; pxrs can tell only with InnoDB which "
+                f"rows are there: ALTER TABLE {table} ENGINE = InnoDB"
+            )
+        unique = {str(row[0]).lower() for row in self._rows(_UNIQUE, self._table)}
+        if not (required and offset.lower() in unique):
+            raise ConfigError(
+                f"offset must be unique and NOT NULL; {offset!r} of {table!r} is not: name its "
+                "primary key, or make a unique index"
+            )
+
+    # What is in it
+
+    def look(self) -> Look:
+        # Before the writers are read: whoever has an id up to there is among them, or has ended.
+        counter = self._counter()
+        [(highest, read_only)] = self._rows(
+            f"SELECT max({self._id}), @@global.read_only FROM {self._name}"
+        )
+        top = max(-1 if highest is None else highest, counter)
+        counted = self._is_view or self._types[self._columns.offset.lower()][2]
+        if not counted or not self._sees or int(read_only):
+            # Ids are made by others, on other nodes, or where this replica copies from.
+            return Look(top, None)
+        return Look(top, self._seen_writers(), self._writers.right)
+
+    def _seen_writers(self) -> frozenset[str] | None:
+        try:
+            return self._writers.look()
+        except (ConfigError, StoreError) as error:
+            cause = error.__cause__
+            code = cause.args[0] if isinstance(cause, pymysql.Error) and cause.args else None
+            if code == _NO_PROCESS or code in _DENIED:
+                return None
+            raise
+
+    def _counter(self) -> int:
+        if not self._types[self._columns.offset.lower()][2]:
+            return -1
+        found = self._rows(_COUNTER, self._table)
+        # NULL while an ALTER TABLE has it: then it is where it was.
+        if found and found[0][0] is not None:
+            self._counted = int(found[0][0]) - 1
+        return self._counted
+
+    def select(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        filtered = partition is not None
+        if filtered not in self._statements:
+            self._statements[filtered] = self._statement(filtered)
+        values = [first, last, limit] if partition is None else [partition, first, last, limit]
+        return self._rows(self._statements[filtered], values)
+
+    def _statement(self, filtered: bool) -> str:
+        wanted = self._columns
+        columns = [
+            self._id,
+            "NULL" if wanted.timestamp is None else self._time(),
+            "NULL" if wanted.key is None else self._text(wanted.key),
+            *map(_name, wanted.values),
+        ]
+        where = f"{_name(wanted.partition or '')} = %s AND " if filtered else ""
+        return (
+            f"SELECT {', '.join(columns)} FROM {self._name} "
+            f"WHERE {where}{self._id} BETWEEN %s AND %s ORDER BY {self._id} LIMIT %s"
+        )
+
+    def _text(self, column: str) -> str:
+        """A key as text or bytes, as the database can hash it, too."""
+        if self._type(column) in _BINARY:
+            return _name(column)
+        # Whether CHAR is padded depends on settings of the connection.
+        name = f"RTRIM({_name(column)})" if self._type(column) == "char" else _name(column)
+        return f"CONVERT({name} USING utf8mb4)"
+
+    def _time(self) -> str:
+        name = _name(self._columns.timestamp or "")
+        if self._type(self._columns.timestamp or "") in _NUMBERS:
+            return f"CAST(IF({name} < 100000000000, {name} * 1000, {name}) AS SIGNED)"
+        return f"TIMESTAMPDIFF(MICROSECOND, {_EPOCH}, {name}) DIV 1000"
+
+    def ids(self, after: int, limit: int) -> list[int]:
+        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > %s ORDER BY 1 LIMIT %s"
+        return [row[0] for row in self._rows(statement, [after, limit])]
+
+    def first_at(self, timestamp: int) -> int | None:
+        # Whole milliseconds: a row of the same one counts.
+        name = _name(self._columns.timestamp or "")
+        where, value = f"{self._time()} >= %s", timestamp
+        if self._type(self._columns.timestamp or "") not in _NUMBERS:
+            # So that an index helps.
+            where, value = f"{name} >= {_EPOCH} + INTERVAL %s MICROSECOND", timestamp * 1000
+        [(found,)] = self._rows(f"SELECT min({self._id}) FROM {self._name} WHERE {where}", [value])
+        return None if found is None else int(found)
+
+    def changes(self) -> object:
+        return self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
+
+    # Partitions in the database
+
+    def filter_by(self, column: str) -> None:
+        self._columns = self._columns._replace(partition=column)
+        self._statements.clear()
+        self._learn_columns()
+
+    def odd_partition(self, partitions: int) -> object:
+        column = self._columns.partition or ""
+        if self._type(column) not in _INTEGERS:
+            raise ConfigError(
+                f"partition must be a column of integers; {column!r} of {self._columns.table!r} "
+                f"is {self._type(column)}"
+            )
+        found = self._rows(odd_ones(_name(column), self._name, partitions))
+        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def preparation(self, partitions: int) -> Preparation:
+        table = self._columns.table
+        if self._is_view:
+            raise ConfigError(f"{table!r} is a view; prepare the table that it shows")
+        own = self._columns.partition
+        column = own or PARTITION_COLUMN
+        index = f"ADD INDEX {_plain(PARTITION_COLUMN)} ({_plain(column)}, {_plain(self._offset)})"
+        missing = [] if self._has_index(column) else [index]
+        if own is None and not self._has_column(partitions):
+            missing.insert(0, self._new_column(partitions))
+        name = ".".join(map(_plain, self._table))
+        statements = [f"ALTER TABLE {name} {', '.join(missing)}"] if missing else []
+        return Preparation(statements, own or column)
+
+    @property
+    def _offset(self) -> str:
+        return self._columns.offset
+
+    def _has_column(self, partitions: int) -> bool:
+        """Whether it is there already; refuses one that has other partitions."""
+        comments: dict[str, str] = dict(self._rows(_COMMENTS, self._table))
+        found = comments.get(PARTITION_COLUMN)
+        mark = mark_of(self._columns.key or "", partitions)
+        if found is not None and found != mark:
+            raise ConfigError(
+                f"{self._columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
+                f"({found or 'without a comment'}): one topic of a table can be prepared"
+            )
+        return found is not None
+
+    def _has_index(self, column: str) -> bool:
+        wanted = f"{column},{self._offset}".lower()
+        return any(str(row[0]).lower() == wanted for row in self._rows(_INDEXES, self._table))
+
+    def _new_column(self, partitions: int) -> str:
+        key = self._columns.key
+        if key is None:
+            raise ConfigError(
+                f"{self._columns.table!r} was attached without key=, so all its rows are in one "
+                "partition and there is nothing to prepare"
+            )
+        kind = self._type(key)
+        if kind not in _HASHED:
+            raise ConfigError(
+                f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
+                "the server can't keep its partition. Use a key of text, integers or bytes"
+            )
+        text = self._text(key).replace("%%", "%")
+        number = f"CAST(CONV(LEFT(MD5({text}), 8), 16, 10) AS UNSIGNED) % {partitions}"
+        mark = mark_of(key, partitions).replace("\\", "\\\\").replace("'", "''")
+        # Invisible: an INSERT that names no columns goes on as before.
+        return (
+            f"ADD COLUMN {_plain(PARTITION_COLUMN)} int GENERATED ALWAYS AS "
+            f"(COALESCE({number}, 0)) STORED INVISIBLE COMMENT '{mark}'"
+        )
+
+    def execute(self, statement: str) -> None:
+        with self._translated():
+            # A large table takes its time.
+            db = self._connect(read_timeout=None)
+            with closing(db), db.cursor() as cursor:
+                cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
+                cursor.execute(statement)
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(Exception):
+                db.close()
+
+
+def _plain(name: str) -> str:
+    return quoted_name(name, "`")
+
+
+def _name(name: str) -> str:
+    """A name that stands in a statement with placeholders."""
+    return quoted_name(name, "`").replace("%", "%%")

@@ -1,0 +1,128 @@
+"""A watch that hears of new rows from the trigger that `prepare` makes.
+
+News are hints: they come when a row is committed, which may not be final yet, and a pooler between
+may lose them. So the table is looked at all the same, less often.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pxrs.forks import Origin
+from pxrs.sources.watching import QUIET, SOON
+
+# Seconds between two looks while news come; until a connection is tried again.
+_LISTENING, _AGAIN = 2.0, 5.0
+
+
+class NotifiedWatch:
+    """See `Watch`. It has a connection of its own, which listens."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        channel: str,
+        changes: Callable[[], object],
+        is_waiting: Callable[[], bool],
+    ) -> None:
+        self._conninfo = conninfo
+        self._channel = channel
+        self._changes = changes
+        self._is_waiting = is_waiting
+        self._origin = Origin("watch")
+        self._ringing, self._bell = socket.socketpair()
+        self._ringing.setblocking(False)
+        self._woken = False
+        self._closed = False
+        # Whoever waits has it; a second one who closes comes after.
+        self._lock = threading.Lock()
+        self._db: psycopg.Connection[Any] | None = None
+        self._retry_at = 0.0
+        self._listen()
+        self._seen = changes()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        deadline = None if timeout is None else monotonic() + timeout
+        pause = SOON
+        with self._lock:
+            while not self._closed:
+                if self._woken:
+                    self._woken = False
+                    return True
+                now = self._changes()
+                if now != self._seen:
+                    self._seen = now
+                    return True
+                left = None if deadline is None else deadline - monotonic()
+                if left is not None and left <= 0:
+                    return False
+                if self._pause(pause if left is None else min(pause, left)):
+                    pause = SOON
+                else:
+                    pause = min(pause * 2, self._longest())
+        return True
+
+    def _longest(self) -> float:
+        """Someone who rolls back sends no news, though rows are final then."""
+        return QUIET if self._db is None or self._is_waiting() else _LISTENING
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until there are news: whether there were."""
+        self._listen()
+        poll = select.poll()
+        poll.register(self._ringing, select.POLLIN)
+        if self._db is not None:
+            poll.register(self._db.fileno(), select.POLLIN)
+        ready = poll.poll(seconds * 1000)
+        with suppress(BlockingIOError):
+            self._ringing.recv(4096)
+        if self._db is not None:
+            try:
+                for _ in self._db.notifies(timeout=0):
+                    pass
+            except psycopg.Error:
+                self._hang_up()
+        return bool(ready)
+
+    def _listen(self) -> None:
+        if self._db is not None or monotonic() < self._retry_at:
+            return
+        self._retry_at = monotonic() + _AGAIN
+        with suppress(psycopg.Error):
+            db = psycopg.connect(
+                self._conninfo, autocommit=True, application_name="pxrs source watch"
+            )
+            self._db = db
+            db.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            return
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(psycopg.Error):
+                db.close()
+
+    def wake(self) -> None:
+        self._woken = True
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        if self._origin.is_parent:
+            return
+        self._closed = True
+        self.wake()
+        with self._lock:
+            self._hang_up()
+            self._ringing.close()
+            self._bell.close()
