@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -17,17 +17,15 @@ import msgspec
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.settling import Settling, following
-from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
+from pxrs.errors import Closed, ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
+from pxrs.sources.sizing import RowsPerRead
 from pxrs.sources.tables.api import Columns, Record, TableDatabase
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
 
-# Bytes that are read at a time, about: the number of rows follows from the sizes of those before.
-_READ_BYTES = 4 * 2**20
-_FIRST_ROWS = 256
 # Ids that are looked at for one without a gap while a writer has to be waited for.
 _IDS = 1000
 _MOST_SECONDS = 24 * 3600.0
@@ -125,8 +123,9 @@ class OpenTable:
         self._lock = threading.RLock()
         self._settling = Settling()
         self._top = -1
-        self._rows = _FIRST_ROWS
+        self._rows = RowsPerRead()
         self._row = _maker(table)
+        self._closed = False
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel."""
@@ -160,31 +159,19 @@ class OpenTable:
         if offset > final:
             final = self._look()
         if offset > final:
-            return self._read_ahead(offset, limit)
+            # Rows that follow without a gap are final, whoever is still writing.
+            final = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         last = final if until is None else min(final, until - 1)
-        most = min(limit, self._rows)
-        found = self.database.select(offset, last, most, partition)
-        self._measure(found)
-        _refuse_repeats(found, self.table)
-        end = last + 1 if len(found) < most else found[-1][0] + 1
-        return SourceRead(list(map(self._row, found)), end)
-
-    def _read_ahead(self, offset: int, limit: int) -> SourceRead:
-        """Rows that follow without a gap are final, whoever is still writing."""
-        last = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         if last < offset:
             return SourceRead([], offset)
-        found = self.database.select(offset, last, self._rows)
-        self._measure(found)
-        return SourceRead(list(map(self._row, found)), found[-1][0] + 1 if found else offset)
-
-    def _measure(self, found: Sequence[Record]) -> None:
-        """Read as many rows next time as fit, but not many more than this time."""
-        if not found:
-            return
-        size = sum(len(value) for row in found for value in row[3:] if isinstance(value, _SIZED))
-        mean = size / len(found) + 100
-        self._rows = max(1, min(int(_READ_BYTES / mean), max(self._rows, len(found)) * 4, 20_000))
+        most = min(limit, self._rows.count)
+        found = self.database.select(offset, last, most, partition)
+        _refuse_repeats(found, self.table)
+        rows = list(map(self._row, found))
+        fitting = self._rows.fitting(rows)
+        if fitting == len(rows) < most:
+            return SourceRead(rows, last + 1)
+        return SourceRead(rows[:fitting], rows[fitting - 1][0] + 1)
 
     def bounds(self, stream: int) -> Bounds:
         with self._use():
@@ -240,14 +227,16 @@ class OpenTable:
         if self._origin.is_parent:
             return
         with self._lock:
+            self._closed = True
             self.database.close()
 
-    def _use(self) -> threading.RLock:
+    @contextmanager
+    def _use(self) -> Iterator[None]:
         self._origin.refuse_child()
-        return self._lock
-
-
-_SIZED = (str, bytes, bytearray, memoryview)
+        with self._lock:
+            if self._closed:
+                raise Closed(f"the source over {self.table.name!r} was closed")
+            yield
 
 
 def _refuse_repeats(found: Sequence[Record], table: Table) -> None:

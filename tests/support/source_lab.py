@@ -1,0 +1,111 @@
+"""Labs of sources: the real thing, programs that write to it, and handles that read it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pxrs.sources import Source, Table
+from pxrs.testing.conformance import NewRow, SourceWriter
+
+EVENTS = Table("events", key="account", value="payload", timestamp="created_ms")
+
+
+class OpensAndCloses:
+    """A `SourceLab` made of two functions; all that they open is closed in reverse order."""
+
+    patience = 20.0
+
+    def __init__(self, open_source: Callable[[], Source], writer: Callable[[], Any]) -> None:
+        self._open = open_source
+        self._writer = writer
+        self.at_end = ExitStack()
+
+    def open(self) -> Source:
+        source = self._open()
+        self.at_end.callback(source.close)
+        return source
+
+    def writer(self) -> SourceWriter:
+        writer: Any = self._writer()
+        self.at_end.callback(writer.close)
+        found: SourceWriter = writer
+        return found
+
+    def close(self) -> None:
+        self.at_end.close()
+
+
+def sqlite_lab() -> OpensAndCloses:
+    """A table in a SQLite file."""
+    folder = Path(tempfile.mkdtemp(prefix="pxrs-source-"))
+    path = folder / "app.db"
+    db = sqlite3.connect(path)
+    db.execute(
+        "CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, account TEXT, payload TEXT, "
+        "created_ms INTEGER)"
+    )
+    db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+    lab = OpensAndCloses(lambda: EVENTS.open(f"sqlite:///{path}"), lambda: SqliteWriter(path))
+    lab.at_end.callback(shutil.rmtree, folder)
+    return lab
+
+
+class SqliteWriter:
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        with self._db:
+            self._db.executemany(
+                "INSERT INTO events (account, payload, created_ms) VALUES (?, ?, ?)", rows
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def postgres_lab(url: str) -> OpensAndCloses:
+    """A table in this database, made anew."""
+    with psycopg.connect(url) as db:
+        db.execute("DROP TABLE IF EXISTS events")
+        db.execute(
+            "CREATE TABLE events (id bigserial PRIMARY KEY, account text, payload text, "
+            "created_ms bigint)"
+        )
+    return OpensAndCloses(lambda: EVENTS.open(url), lambda: PostgresWriter(url))
+
+
+class PostgresWriter:
+    """Also `HoldsRows`: a transaction has its ids before it is committed."""
+
+    def __init__(self, url: str) -> None:
+        self._db = psycopg.connect(url)
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        self.hold(rows)
+        self._db.commit()
+
+    def hold(self, rows: Sequence[NewRow]) -> PostgresWriter:
+        with self._db.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO events (account, payload, created_ms) VALUES (%s, %s, %s)", rows
+            )
+        return self
+
+    def commit(self) -> None:
+        self._db.commit()
+
+    def abandon(self) -> None:
+        self._db.rollback()
+
+    def close(self) -> None:
+        self._db.close()
