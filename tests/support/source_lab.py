@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from pxrs.sources import Source, Table
+from pxrs.sources import Row, Source, Subscription, Table
 from pxrs.testing.conformance import NewRow, SourceWriter
 
 EVENTS = Table("events", key="account", value="payload", timestamp="created_ms")
@@ -109,3 +110,54 @@ class PostgresWriter:
 
     def close(self) -> None:
         self._db.close()
+
+
+class Feed:
+    """A queue as that of the proposal: it offers `subscribe(checkpoint)` and nothing else."""
+
+    def __init__(self, *, blocks: bool) -> None:
+        self._blocks = blocks
+        self._changed = threading.Condition()
+        self._rows: list[Row] = []
+        self._next = 0
+        self.subscriptions = 0
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        with self._changed:
+            for row in rows:
+                # Offsets have gaps.
+                self._next += 3
+                found = Row(self._next, row.timestamp or 0, row.key.encode(), row.value.encode())
+                self._rows.append(found)
+            self._changed.notify_all()
+
+    def end(self) -> int:
+        with self._changed:
+            return self._rows[-1].offset + 1 if self._rows else 0
+
+    def subscribe(self, checkpoint: int) -> Iterator[Row | None]:
+        self.subscriptions += 1
+        place = 0
+        while True:
+            with self._changed:
+                if place == len(self._rows):
+                    if not self._blocks:
+                        return
+                    self._changed.wait(0.02)
+                    more = self._rows[place:]
+                else:
+                    more = self._rows[place : place + 50]
+                place += len(more)
+            yield from (row for row in more if row.offset >= checkpoint)
+            if not more:
+                yield None
+
+    def close(self) -> None:
+        pass
+
+
+def subscription_lab(*, blocks: bool, tells_its_end: bool) -> OpensAndCloses:
+    """A queue in this process, subscribed to."""
+    feed = Feed(blocks=blocks)
+    description = Subscription(feed.subscribe, feed.end if tells_its_end else None)
+    return OpensAndCloses(lambda: description.open(""), lambda: feed)

@@ -6,7 +6,8 @@ that reads its rows as messages. The facade imports this room; those who read lo
 """
 
 from pxrs.sources.api import FiltersPartitions, Source, SourceRead
+from pxrs.sources.subscription import Subscription
 from pxrs.sources.table import Table
 from pxrs.types import Row
 
-__all__ = ["FiltersPartitions", "Row", "Source", "SourceRead", "Table"]
+__all__ = ["FiltersPartitions", "Row", "Source", "SourceRead", "Subscription", "Table"]

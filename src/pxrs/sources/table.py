@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import msgspec
-
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.settling import Settling, following
@@ -22,6 +20,7 @@ from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
 from pxrs.sources.sizing import RowsPerRead
 from pxrs.sources.tables.api import Columns, Record, TableDatabase
+from pxrs.sources.values import as_bytes, as_json
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
@@ -257,8 +256,8 @@ def _maker(table: Table) -> Callable[[Record], Row]:
             return (  # type: ignore[return-value]  # a Row, which would take three times as long
                 offset,
                 time or 0,
-                key.encode() if type(key) is str else _bytes(key),
-                value.encode() if type(value) is str else _bytes(value),
+                key.encode() if type(key) is str else as_bytes(key),
+                value.encode() if type(value) is str else as_bytes(value),
                 (),
             )
 
@@ -267,23 +266,6 @@ def _maker(table: Table) -> Callable[[Record], Row]:
 
     def several(record: Record) -> Row:
         offset, time, key, *values = record
-        return Row(offset, time or 0, _bytes(key), _json(dict(zip(names, values, strict=True))))
+        return Row(offset, time or 0, as_bytes(key), as_json(dict(zip(names, values, strict=True))))
 
     return several
-
-
-def _bytes(value: object) -> bytes | None:
-    """A column's value as bytes: text and bytes as they are, anything else as JSON."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, int):
-        return str(int(value)).encode()
-    return _json(value)
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value, enc_hook=str)
