@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pxrs.sources import Row, Source, Subscription, Table
+from pxrs.sources import JsonLines, Row, Source, Subscription, Table
 from pxrs.testing.conformance import NewRow, SourceWriter
 
 EVENTS = Table("events", key="account", value="payload", timestamp="created_ms")
@@ -161,3 +162,54 @@ def subscription_lab(*, blocks: bool, tells_its_end: bool) -> OpensAndCloses:
     feed = Feed(blocks=blocks)
     description = Subscription(feed.subscribe, feed.end if tells_its_end else None)
     return OpensAndCloses(lambda: description.open(""), lambda: feed)
+
+
+class RotatingWriter:
+    """Appends lines, and renames the file once it has some. Also `TrimsRows`."""
+
+    def __init__(self, path: Path, lock: threading.Lock, lines_per_file: int = 4) -> None:
+        self._path = path
+        self._lock = lock
+        self._most = lines_per_file
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        for first in range(0, len(rows), 3):
+            lines = [
+                json.dumps({"at": row.timestamp, "account": row.key, "payload": row.value})
+                for row in rows[first : first + 3]
+            ]
+            # Not under the lock: another may rename the file while it is open here.
+            with self._path.open("a") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+            with self._lock:
+                if self._path.exists() and self._path.read_bytes().count(b"\n") >= self._most:
+                    self.rotate()
+
+    def rotate(self) -> None:
+        for old in sorted(self.rotated(), reverse=True):
+            self._path.with_name(f"{self._path.name}.{old}").rename(
+                self._path.with_name(f"{self._path.name}.{old + 1}")
+            )
+        self._path.rename(self._path.with_name(f"{self._path.name}.1"))
+
+    def rotated(self) -> list[int]:
+        names = [each.name for each in self._path.parent.iterdir()]
+        ends = [name.removeprefix(f"{self._path.name}.") for name in names]
+        return [int(end) for end in ends if end.isdigit()]
+
+    def trim(self) -> None:
+        self._path.with_name(f"{self._path.name}.{max(self.rotated())}").unlink()
+
+    def close(self) -> None:
+        pass
+
+
+def json_lines_lab() -> OpensAndCloses:
+    """A file that is renamed all the time."""
+    folder = Path(tempfile.mkdtemp(prefix="pxrs-source-"))
+    path, lock = folder / "app.log", threading.Lock()
+    path.touch()
+    lines = JsonLines(str(path), key="account", value="payload", timestamp="at")
+    lab = OpensAndCloses(lambda: lines.open(""), lambda: RotatingWriter(path, lock))
+    lab.at_end.callback(shutil.rmtree, folder)
+    return lab

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pxrs.errors import ConfigError, InvalidRequest
 from pxrs.sources.api import Source
+from pxrs.sources.json_lines import JsonLines
 from pxrs.sources.table import Table
 
 
@@ -43,7 +44,7 @@ class Given:
         return self._source
 
 
-_KINDS: dict[str, Callable[..., Description]] = {"table": Table}
+_KINDS: dict[str, Callable[..., Description]] = {"table": Table, "json_lines": JsonLines}
 
 
 def described(source: object) -> Description:
