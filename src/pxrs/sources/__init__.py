@@ -6,7 +6,17 @@ that reads its rows as messages. The facade imports this room; those who read lo
 """
 
 from pxrs.sources.api import FiltersPartitions, Source, SourceRead
+from pxrs.sources.json_lines import JsonLines
+from pxrs.sources.subscription import Subscription
 from pxrs.sources.table import Table
 from pxrs.types import Row
 
-__all__ = ["FiltersPartitions", "Row", "Source", "SourceRead", "Table"]
+__all__ = [
+    "FiltersPartitions",
+    "JsonLines",
+    "Row",
+    "Source",
+    "SourceRead",
+    "Subscription",
+    "Table",
+]

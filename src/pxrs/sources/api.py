@@ -34,7 +34,8 @@ class Source(Protocol):
         """Rows from `offset` on, at most `limit`, below `until`; none at the end.
 
         Their sizes together are a few megabytes at most, or it is one row. `next` is above
-        `offset` unless nothing is final there yet.
+        `offset` unless nothing is final there yet, and not above `until`. `OffsetOutOfRange` if
+        rows from `offset` on were removed by whoever keeps the stream.
         """
         ...
 
@@ -57,7 +58,9 @@ class Source(Protocol):
         """Wakes when there may be more to read: rows that came, or that have become final."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of it; it may be called twice. Reads raise `Closed` from then on."""
+        ...
 
 
 @runtime_checkable

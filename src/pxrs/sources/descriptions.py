@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError
 from pxrs.sources.api import Source
+from pxrs.sources.json_lines import JsonLines
 from pxrs.sources.table import OpenTable, Table
 from pxrs.topics import PREPARED
 from pxrs.types import Topic
@@ -46,7 +47,7 @@ class Given:
         return self._source
 
 
-_KINDS: dict[str, Callable[..., Description]] = {"table": Table}
+_KINDS: dict[str, Callable[..., Description]] = {"table": Table, "json_lines": JsonLines}
 
 
 def described(source: object) -> Description:

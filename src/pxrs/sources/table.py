@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
-
-import msgspec
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.settling import Settling, following
-from pxrs.errors import ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
+from pxrs.errors import Closed, ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
+from pxrs.sources.sizing import RowsPerRead
 from pxrs.sources.tables.api import (
     Columns,
     KeepsPartitions,
@@ -29,13 +28,11 @@ from pxrs.sources.tables.api import (
     TableDatabase,
     TellsOfRows,
 )
+from pxrs.sources.values import as_bytes, as_json
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
 
-# Bytes that are read at a time, about: the number of rows follows from the sizes of those before.
-_READ_BYTES = 4 * 2**20
-_FIRST_ROWS = 256
 # Ids that are looked at for one without a gap while a writer has to be waited for.
 _IDS = 1000
 _MOST_SECONDS = 24 * 3600.0
@@ -131,8 +128,9 @@ class OpenTable:
         self._lock = threading.RLock()
         self._settling = Settling()
         self._top = -1
-        self._rows = _FIRST_ROWS
+        self._rows = RowsPerRead()
         self._make = _maker(table)
+        self._closed = False
         self._filters = table.partition is not None
         self._channel: str | None = None
         # How many rows the database has returned.
@@ -213,33 +211,20 @@ class OpenTable:
         if offset > final:
             final = self._look()
         if offset > final:
-            return self._read_ahead(offset, limit, partition)
+            # Rows that follow without a gap are final, whoever is still writing.
+            final = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         last = final if until is None else min(final, until - 1)
-        most = min(limit, self._rows)
-        found = self.database.select(offset, last, most, partition)
-        _refuse_repeats(found, self.table)
-        end = last + 1 if len(found) < most else found[-1][0] + 1
-        return SourceRead(self._made(found), end)
-
-    def _read_ahead(self, offset: int, limit: int, partition: int | None) -> SourceRead:
-        """Rows that follow without a gap are final, whoever is still writing."""
-        last = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         if last < offset:
             return SourceRead([], offset)
-        most = self._rows
+        most = min(limit, self._rows.count)
         found = self.database.select(offset, last, most, partition)
-        end = last + 1 if len(found) < most else found[-1][0] + 1
-        return SourceRead(self._made(found), end)
-
-    def _made(self, found: Sequence[Record]) -> list[Row]:
-        """Messages of records; as many are read next time as fit, but not many more than now."""
+        _refuse_repeats(found, self.table)
         rows = self._make(found)
-        if rows:
-            self.rows_read += len(rows)
-            mean = sum([len(row[3] or b"") for row in rows]) / len(rows) + 100
-            most = max(self._rows, len(rows)) * 4
-            self._rows = max(1, min(int(_READ_BYTES / mean), most, 20_000))
-        return rows
+        self.rows_read += len(rows)
+        fitting = self._rows.fitting(rows)
+        if fitting == len(rows) < most:
+            return SourceRead(rows, last + 1)
+        return SourceRead(rows[:fitting], rows[fitting - 1][0] + 1)
 
     def bounds(self, stream: int) -> Bounds:
         with self._use():
@@ -301,11 +286,16 @@ class OpenTable:
         if self._origin.is_parent:
             return
         with self._lock:
+            self._closed = True
             self.database.close()
 
-    def _use(self) -> threading.RLock:
+    @contextmanager
+    def _use(self) -> Iterator[None]:
         self._origin.refuse_child()
-        return self._lock
+        with self._lock:
+            if self._closed:
+                raise Closed(f"the source over {self.table.name!r} was closed")
+            yield
 
 
 def _refuse_repeats(found: Sequence[Record], table: Table) -> None:
@@ -323,7 +313,7 @@ def _maker(table: Table) -> Callable[[Sequence[Record]], list[Row]]:
 
     def several(records: Sequence[Record]) -> list[Row]:
         return [
-            Row(offset, time or 0, _bytes(key), _json(dict(zip(names, values, strict=True))))
+            Row(offset, time or 0, as_bytes(key), as_json(dict(zip(names, values, strict=True))))
             for offset, time, key, *values in records
         ]
 
@@ -336,26 +326,9 @@ def _of_one_column(records: Sequence[Record]) -> list[Row]:
         (  # type: ignore[misc]
             offset,
             time or 0,
-            key if type(key) is bytes else _bytes(key),
-            value if type(value) is bytes else _bytes(value),
+            key if type(key) is bytes else as_bytes(key),
+            value if type(value) is bytes else as_bytes(value),
             (),
         )
         for offset, time, key, value in records
     ]
-
-
-def _bytes(value: object) -> bytes | None:
-    """A column's value as bytes: text and bytes as they are, anything else as JSON."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, int):
-        return str(int(value)).encode()
-    return _json(value)
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.encode(value, enc_hook=str)

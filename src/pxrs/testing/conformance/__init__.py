@@ -29,6 +29,7 @@ from pxrs.testing.conformance import (
     queue_wakes,
     queues,
     sessions,
+    sources,
 )
 from pxrs.testing.conformance.lab import (
     FailingAppend,
@@ -42,14 +43,28 @@ from pxrs.testing.conformance.lab import (
     checks_of,
     run_suite,
 )
+from pxrs.testing.conformance.sources import (
+    HoldsRows,
+    NewRow,
+    SourceLab,
+    SourceRule,
+    SourceWriter,
+    TrimsRows,
+)
 
 __all__ = [
     "Rule",
     "FailingAppend",
     "FailingLab",
     "Failure",
+    "HoldsRows",
     "Lab",
     "MemoryLab",
+    "NewRow",
+    "SourceLab",
+    "SourceRule",
+    "SourceWriter",
+    "TrimsRows",
     "Violation",
     "atomic_checks",
     "await_end",
@@ -60,6 +75,7 @@ __all__ = [
     "queue_checks",
     "restore_checks",
     "run_suite",
+    "source_checks",
     "wake_checks",
 ]
 
@@ -113,3 +129,8 @@ def wake_checks() -> tuple[Rule, ...]:
 def atomic_checks() -> tuple[Rule, ...]:
     """The checks of `Stores.atomic`, where a backend offers it."""
     return checks_of(atomic)
+
+
+def source_checks() -> tuple[SourceRule, ...]:
+    """The checks of a `Source`, each of which takes a `SourceLab`."""
+    return checks_of(sources)

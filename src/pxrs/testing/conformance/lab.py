@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from types import ModuleType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pxrs.errors import PxrsError, SessionLost
 from pxrs.stores.api import LogStore, Session, Stores
@@ -69,6 +69,22 @@ class FailingLab(Protocol):
 Rule = Callable[[Lab], None]
 
 
+class Patient(Protocol):
+    """Any lab: it knows how long to wait, and is closed after its check."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which what had to happen is taken not to have happened: 10, say."""
+        ...
+
+    def close(self) -> None:
+        """Close the handles and remove the data."""
+        ...
+
+
+AnyLab = TypeVar("AnyLab", bound=Patient)
+
+
 class Violation(AssertionError):  # noqa: N818 - a finding about a backend
     """A backend broke a rule."""
 
@@ -84,7 +100,7 @@ class Failure(NamedTuple):
         return f"{self.check}: {self.error!r} ({self.rule})"
 
 
-def checks_of(*modules: ModuleType) -> tuple[Rule, ...]:
+def checks_of(*modules: ModuleType) -> tuple[Callable[[Any], None], ...]:
     """The checks of these modules, in the order in which they are written: what begins so."""
     return tuple(
         check
@@ -94,7 +110,9 @@ def checks_of(*modules: ModuleType) -> tuple[Rule, ...]:
     )
 
 
-def run_suite(checks: Iterable[Rule], new_lab: Callable[[], Lab]) -> list[Failure]:
+def run_suite(
+    checks: Iterable[Callable[[AnyLab], None]], new_lab: Callable[[], AnyLab]
+) -> list[Failure]:
     """Run every check in a lab of its own; what failed, nothing if the backend conforms."""
     failures = []
     for check in checks:

@@ -11,7 +11,7 @@ from typing import Any
 from pxrs.codec.batches import decode, encode
 from pxrs.errors import SessionLost
 from pxrs.stores.api import CoordStore, LogStore, Session, Watch
-from pxrs.testing.conformance.lab import Lab, Violation
+from pxrs.testing.conformance.lab import Lab, Patient, Violation
 from pxrs.types import (
     Append,
     Appended,
@@ -59,7 +59,7 @@ def raises(*kinds: type[Exception]) -> Iterator[None]:
     raise Violation(f"{' or '.join(each.__name__ for each in kinds)} was not raised")
 
 
-def together(lab: Lab, *jobs: Callable[[], object]) -> None:
+def together(lab: Patient, *jobs: Callable[[], object]) -> None:
     """Run the jobs in threads that start at once; raises what the first to fail raised."""
     start = threading.Barrier(len(jobs))
     ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -84,12 +84,12 @@ def together(lab: Lab, *jobs: Callable[[], object]) -> None:
             raise error
 
 
-def must_wake(lab: Lab, watch: Watch, why: str) -> None:
+def must_wake(lab: Patient, watch: Watch, why: str) -> None:
     """Require that the watch wakes within the lab's patience."""
     require(watch.wait(lab.patience), f"the watch was not woken by {why}")
 
 
-def close_must_wake(lab: Lab, watch: Watch) -> None:
+def close_must_wake(lab: Patient, watch: Watch) -> None:
     """Close the watch under a thread that waits without a timeout, then wait again."""
     asleep, awake = threading.Event(), threading.Event()
 

@@ -1,0 +1,42 @@
+"""Every source that is shipped passes the suite, on the real thing."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from pxrs.testing.conformance import SourceRule, source_checks
+from support.source_lab import json_lines_lab, postgres_lab, sqlite_lab, subscription_lab
+
+CHECKS = pytest.mark.parametrize("check", source_checks(), ids=lambda check: check.__name__)
+
+
+@CHECKS
+@pytest.mark.engine("sqlite")
+def test_a_table_in_sqlite(check: SourceRule) -> None:
+    with closing(sqlite_lab()) as lab:
+        check(lab)
+
+
+@CHECKS
+@pytest.mark.engine("postgres")
+def test_a_table_in_postgres(check: SourceRule, postgres_of_many: str) -> None:
+    with closing(postgres_lab(postgres_of_many)) as lab:
+        check(lab)
+
+
+@CHECKS
+@pytest.mark.parametrize("tells_its_end", [True, False], ids=["its-end", "no-end"])
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "ends"])
+@pytest.mark.engine("memory")
+def test_a_subscription(check: SourceRule, blocks: bool, tells_its_end: bool) -> None:
+    with closing(subscription_lab(blocks=blocks, tells_its_end=tells_its_end)) as lab:
+        check(lab)
+
+
+@CHECKS
+@pytest.mark.engine("sqlite")
+def test_a_file_of_json_lines(check: SourceRule) -> None:
+    with closing(json_lines_lab()) as lab:
+        check(lab)
