@@ -19,7 +19,7 @@ BLOCKING = {
         "attach begin client close consumer groups health kv listen producer put put_many queues "
         "reader run send sources stop stores topics transaction url"
     ),
-    "Sources": "describe detach list",
+    "Sources": "describe detach list prepare",
     "SourceInfo": "end final settings topic",
     "Topic": (
         "created_ms id name partitioner partitions retention retention_bytes retention_ms source"
@@ -100,7 +100,7 @@ ASYNC = {
         "attach begin client close consumer groups health kv listen producer put put_many queues "
         "reader run send sources stop topics transaction url"
     ),
-    "Sources": "describe detach list",
+    "Sources": "describe detach list prepare",
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "Producer": "close flush send send_many",
     "Sent": "done result",

@@ -44,7 +44,7 @@ class Groups:
 
 
 class Sources:
-    """Lists, describes and detaches virtual topics. See `pxrs.Sources`."""
+    """Lists, describes, prepares and detaches virtual topics. See `pxrs.Sources`."""
 
     def __init__(self, blocking: sources.Sources, threads: Threads) -> None:
         self._blocking = blocking
@@ -52,6 +52,7 @@ class Sources:
 
     list = awaiting(sources.Sources.list)
     describe = awaiting(sources.Sources.describe)
+    prepare = awaiting(sources.Sources.prepare)
     detach = awaiting(sources.Sources.detach)
 
 
