@@ -41,6 +41,7 @@ PAIRS = [
     (pxrs.KeyValues, aio.KeyValues),
     (pxrs.KeyWatch, aio.KeyWatch),
     (pxrs.TransactionKeys, aio.TransactionKeys),
+    (pxrs.Sources, aio.Sources),
     (pxrs.Client, aio.Client),
 ]
 

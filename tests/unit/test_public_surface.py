@@ -19,7 +19,7 @@ BLOCKING = {
         "attach begin client close consumer groups health kv listen producer put put_many queues "
         "reader run send sources stop stores topics transaction url"
     ),
-    "Sources": "attach describe detach list",
+    "Sources": "attach describe detach list prepare",
     "SourceInfo": "end final settings topic",
     "Topic": (
         "created_ms id name partitioner partitions retention retention_bytes retention_ms source"
@@ -97,8 +97,8 @@ BLOCKING = {
 ASYNC = {
     "Opening": "",
     "Pxrs": (
-        "begin client close consumer groups health kv listen producer put put_many queues reader "
-        "run send stop topics transaction url"
+        "attach begin client close consumer groups health kv listen producer put put_many queues "
+        "reader run send sources stop topics transaction url"
     ),
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
     "Producer": "close flush send send_many",
@@ -115,7 +115,7 @@ ASYNC = {
         "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
     ),
-    "Groups": "delete describe explain list reset",
+    "Groups": "delete describe explain import_checkpoint list reset",
     "UnitOfWork": (
         "commit connection execute extend finish in_hand is_open kv put put_many rollback send "
         "take take_many"
@@ -124,6 +124,7 @@ ASYNC = {
     "Queues": "create dead delete describe drop list peek purge rates redrive",
     "KeyValues": "delete get get_many put scan watch",
     "KeyWatch": "close",
+    "Sources": "attach describe detach list prepare",
     "Client": "collect on_change stats view",
     "TransactionKeys": "delete get put",
 }

@@ -3,7 +3,7 @@
 Topics, messages and errors are those of `pxrs`.
 """
 
-from pxrs.aio.admin import Groups, Queues, Topics
+from pxrs.aio.admin import Groups, Queues, Sources, Topics
 from pxrs.aio.app import Pxrs, connect
 from pxrs.aio.client import Client
 from pxrs.aio.consumer import Arriving, Consumer, ConsumerOptions
@@ -40,6 +40,8 @@ __all__ = [
     "KeyValues",
     "KeyWatch",
     "TransactionKeys",
+    # what exists already, as a topic
+    "Sources",
     # nodes, for pxrs://
     "Client",
 ]

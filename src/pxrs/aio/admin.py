@@ -1,4 +1,4 @@
-"""Topics, groups and queues as people look after them, for asyncio."""
+"""Topics, groups, queues and sources as people look after them, for asyncio."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pxrs.aio.threads import Threads, awaiting
 from pxrs.groups import admin as groups
 from pxrs.queues import admin as queues
 from pxrs.running import topics
+from pxrs.sources import admin as sources
 
 
 class Topics:
@@ -38,6 +39,7 @@ class Groups:
     describe = awaiting(groups.Groups.describe)
     explain = awaiting(groups.Groups.explain)
     reset = awaiting(groups.Groups.reset)
+    import_checkpoint = awaiting(groups.Groups.import_checkpoint)
     delete = awaiting(groups.Groups.delete)
 
 
@@ -59,3 +61,18 @@ class Queues:
     dead = awaiting(queues.Queues.dead)
     redrive = awaiting(queues.Queues.redrive)
     drop = awaiting(queues.Queues.drop)
+
+
+class Sources:
+    """Attaches, lists, describes, prepares and detaches sources. See `pxrs.Sources`."""
+
+    def __init__(self, blocking: sources.Sources, threads: Threads) -> None:
+        self._blocking = blocking
+        self._threads = threads
+        self._call = threads.call
+
+    attach = awaiting(sources.Sources.attach)
+    list = awaiting(sources.Sources.list)
+    describe = awaiting(sources.Sources.describe)
+    prepare = awaiting(sources.Sources.prepare, waits=True)
+    detach = awaiting(sources.Sources.detach)

@@ -13,7 +13,7 @@ from typing import Any
 from pxrs import app as blocking
 from pxrs import options as blocking_options
 from pxrs import signatures
-from pxrs.aio.admin import Groups, Queues, Topics
+from pxrs.aio.admin import Groups, Queues, Sources, Topics
 from pxrs.aio.client import Client
 from pxrs.aio.consumer import Consumer, ConsumerOptions, OnLoop
 from pxrs.aio.kv import KeyValues
@@ -32,6 +32,7 @@ from pxrs.aio.running import (
 from pxrs.aio.threads import (
     Opening,
     Threads,
+    awaiting,
     outcome,
     passing,
     shown_as,
@@ -221,6 +222,15 @@ class Pxrs:
     def queues(self) -> Queues:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
         return Queues(self._blocking.queues, self._threads)
+
+    # What exists already
+
+    attach = awaiting(blocking.Pxrs.attach)
+
+    @property
+    def sources(self) -> Sources:
+        """The virtual topics of this store: list, describe, prepare and detach them."""
+        return Sources(self._blocking.sources, self._threads)
 
     @property
     def kv(self) -> KeyValues:
