@@ -429,7 +429,7 @@ class Pxrs:
 
     @property
     def sources(self) -> Sources:
-        """The virtual topics of this store: list, describe and detach them."""
+        """The virtual topics of this store: list, describe, prepare and detach them."""
         from pxrs.sources.admin import Sources
 
         return Sources(self._topics, self._stores.log, self.stores.url)

@@ -223,6 +223,15 @@ class Pxrs:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
         return Queues(self._blocking.queues, self._threads)
 
+    # What exists already
+
+    attach = awaiting(blocking.Pxrs.attach)
+
+    @property
+    def sources(self) -> Sources:
+        """The virtual topics of this store: list, describe, prepare and detach them."""
+        return Sources(self._blocking.sources, self._threads)
+
     @property
     def kv(self) -> KeyValues:
         """The keys and values of this store: put, get, delete, scan and watch them."""
@@ -242,13 +251,6 @@ class Pxrs:
     def topics(self) -> Topics:
         """The topics of this store: make, list, describe, delete; dead letters: look, redrive."""
         return Topics(self._blocking.topics, self._threads)
-
-    attach = awaiting(blocking.Pxrs.attach)
-
-    @property
-    def sources(self) -> Sources:
-        """The virtual topics of this store: list, describe and detach them."""
-        return Sources(self._blocking.sources, self._threads)
 
     @property
     def groups(self) -> Groups:

@@ -19,6 +19,7 @@ from pxrs.cli.produce import produce
 from pxrs.cli.queues import queues
 from pxrs.cli.read import read
 from pxrs.cli.serve import serve
+from pxrs.cli.sources import sources
 from pxrs.cli.store import store
 from pxrs.cli.token import token
 from pxrs.cli.topics import topics
@@ -64,6 +65,7 @@ for command in (
     read,
     consume,
     groups,
+    sources,
     queues,
     dlq,
     kv,
