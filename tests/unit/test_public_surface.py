@@ -125,7 +125,6 @@ ASYNC = {
     "Queues": "create dead delete describe drop list peek purge rates redrive",
     "KeyValues": "delete get get_many put scan watch",
     "KeyWatch": "close",
-    "Sources": "attach describe detach list prepare",
     "Client": "collect on_change stats view",
     "TransactionKeys": "delete get put",
 }

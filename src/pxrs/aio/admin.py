@@ -74,18 +74,3 @@ class Queues:
     dead = awaiting(queues.Queues.dead)
     redrive = awaiting(queues.Queues.redrive)
     drop = awaiting(queues.Queues.drop)
-
-
-class Sources:
-    """Attaches, lists, describes, prepares and detaches sources. See `pxrs.Sources`."""
-
-    def __init__(self, blocking: sources.Sources, threads: Threads) -> None:
-        self._blocking = blocking
-        self._threads = threads
-        self._call = threads.call
-
-    attach = awaiting(sources.Sources.attach)
-    list = awaiting(sources.Sources.list)
-    describe = awaiting(sources.Sources.describe)
-    prepare = awaiting(sources.Sources.prepare, waits=True)
-    detach = awaiting(sources.Sources.detach)
