@@ -200,7 +200,7 @@ class Topics:
 
     def list(self) -> list[Topic]:
         """Return all topics, sorted by name."""
-        return [_decode(record) for record in self._coord.list(_FOLDER)]
+        return topics_in(self._coord)
 
     def describe(self, name: str) -> TopicInfo:
         """Return the topic with the bounds and sizes of its partitions."""
@@ -292,6 +292,11 @@ def _decode(record: Versioned) -> Topic:
         created_ms=stored.created_ms,
         source=stored.source,
     )
+
+
+def topics_in(coord: CoordStore) -> list[Topic]:
+    """All topics that are recorded there, sorted by name."""
+    return [_decode(record) for record in coord.list(_FOLDER)]
 
 
 def is_virtual(topic_id: str) -> bool:

@@ -351,6 +351,18 @@ def test_an_index_that_was_not_finished_is_made_again(on_postgres: Place) -> Non
         assert px.sources.prepare("events") == []
 
 
+def test_a_column_that_was_dropped_again_is_done_without(place: Place) -> None:
+    place.insert(KEYS)
+    with place.attach() as px:
+        before = drained(px, "before", 400)
+        px.sources.prepare("events", apply=True)
+    place.run("ALTER TABLE events DROP COLUMN pxrs_partition")
+    with place.attach() as px:
+        assert drained(px, "after", 400) == before
+        assert any("ADD COLUMN" in each for each in px.sources.prepare("events", apply=True))
+        assert drained(px, "again", 400) == before
+
+
 # A partition column of the user's own
 
 

@@ -62,10 +62,10 @@ def examine(url: str, *, create: bool = True) -> Diagnosis:
 
     Without `create` a file that does not exist is a finding, too.
     """
-    return Diagnosis(tuple(_examine_place(place, create) for place in split_url(url).urls()))
+    return Diagnosis(tuple(_examine_place(place, url, create) for place in split_url(url).urls()))
 
 
-def _examine_place(url: str, create: bool) -> Examined:
+def _examine_place(url: str, whole: str, create: bool) -> Examined:
     try:
         parse_url(url)
     except ConfigError as error:
@@ -82,6 +82,7 @@ def _examine_place(url: str, create: bool) -> Examined:
     try:
         found += _tried("engine", opened.findings)
         found += _trials(opened)
+        found += _sources(opened, whole)
     finally:
         opened.close()
     return Examined(shown, tuple(found))
@@ -102,6 +103,14 @@ def _trials(opened: Opened) -> list[Finding]:
         queues, coord = opened.queues, opened.coord
         found += _tried("queues", lambda: _try_queue(queues, coord))
     return found
+
+
+def _sources(opened: Opened, url: str) -> list[Finding]:
+    """Tables and other sources of the topics that are recorded here."""
+    from pxrs.sources import examining
+
+    coord = opened.coord
+    return [] if coord is None else _tried("sources", lambda: examining.findings(coord, url))
 
 
 def _tried(check: str, trial: Callable[[], list[Finding]]) -> list[Finding]:

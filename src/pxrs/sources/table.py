@@ -137,11 +137,12 @@ class OpenTable:
         self.rows_read = 0
 
     def use(self, partition: str | None = None, channel: str | None = None) -> None:
-        """Use what `prepare` has added to the table."""
+        """Use what `prepare` has added to the table; a column that is gone is done without."""
         with self._use():
             if partition is not None and self.table.partition is None:
-                self._keeping().filter_by(partition)
-                self._filters = True
+                with suppress(ConfigError):
+                    self._keeping().filter_by(partition)
+                    self._filters = True
             self._channel = channel
 
     def check_partitions(self, partitions: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pxrs.stores.api import Watch
+from pxrs.stores.findings import Finding, note, warning
 
 Record = tuple[Any, ...]
 
@@ -117,6 +118,15 @@ class KeepsPartitions(Protocol):
 
 
 @runtime_checkable
+class KnowsItself(Protocol):
+    """A `TableDatabase` that can say what is wrong with the table."""
+
+    def findings(self, check: str) -> list[Finding]:
+        """What may cost time or rows one day, beyond what `check` refuses."""
+        ...
+
+
+@runtime_checkable
 class TellsOfRows(Protocol):
     """A `TableDatabase` that can tell of new rows over a channel."""
 
@@ -130,6 +140,31 @@ class TellsOfRows(Protocol):
 def mark_of(key: str, partitions: int) -> str:
     """The comment on a partition column, by which `prepare` knows its own."""
     return f"pxrs: md5 of {key}, {partitions} partitions"
+
+
+def no_index_on_times(check: str, table: str, column: str) -> Finding:
+    return note(
+        check,
+        f"there is no index on {column!r}: going to a time reads the whole table",
+        f"CREATE INDEX ON {table} ({column}), or do without seeking by time",
+    )
+
+
+def key_depends_on_settings(check: str, key: str, kind: str) -> Finding:
+    return warning(
+        check,
+        f"the text of the key {key!r}, which is {kind}, depends on settings of the connection: "
+        "members with other settings would see a key in another partition",
+        "attach it with a key of text, integers or bytes",
+    )
+
+
+def ids_run_out(check: str, column: str, kind: str, top: int, most: int) -> list[Finding]:
+    """A finding where four fifths of the ids have been given."""
+    if top < most * 0.8:
+        return []
+    says = f"{column!r} is {kind} and has reached {top:,} of {most:,}"
+    return [warning(check, says, "make it a bigint before inserts fail")]
 
 
 def odd_ones(name: str, table: str, partitions: int) -> str:

@@ -21,15 +21,20 @@ from pxrs.sources.tables.api import (
     Look,
     Preparation,
     Record,
+    ids_run_out,
+    key_depends_on_settings,
     mark_of,
+    no_index_on_times,
     odd_ones,
     parts,
     quoted_name,
 )
 from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
+from pxrs.stores.findings import Finding
 from pxrs.stores.mysql.failures import Raced, translated
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_MOST = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "mediumint": 2**23 - 1, "int": 2**31 - 1}
 _NUMBERS = (*_INTEGERS, "decimal", "float", "double")
 _BINARY = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit")
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid")
@@ -42,7 +47,8 @@ SELECT lower(COLUMN_NAME), COLUMN_COMMENT FROM information_schema.COLUMNS
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
 """
 _INDEXES = """
-SELECT group_concat(COLUMN_NAME ORDER BY SEQ_IN_INDEX) FROM information_schema.STATISTICS
+SELECT group_concat(COLUMN_NAME ORDER BY SEQ_IN_INDEX), INDEX_NAME
+FROM information_schema.STATISTICS
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s GROUP BY INDEX_NAME
 """
 # No such table or column; no right to it; no right to see others.
@@ -296,9 +302,14 @@ class MysqlTable:
     # Partitions in the database
 
     def filter_by(self, column: str) -> None:
-        self._columns = self._columns._replace(partition=column)
+        before = self._columns
+        self._columns = before._replace(partition=column)
+        try:
+            self._learn_columns()
+        except ConfigError:
+            self._columns = before
+            raise
         self._statements.clear()
-        self._learn_columns()
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
@@ -314,10 +325,9 @@ class MysqlTable:
         table = self._columns.table
         if self._is_view:
             raise ConfigError(f"{table!r} is a view; prepare the table that it shows")
-        own = self._columns.partition
+        own = None if self._columns.partition == PARTITION_COLUMN else self._columns.partition
         column = own or PARTITION_COLUMN
-        index = f"ADD INDEX {_plain(PARTITION_COLUMN)} ({_plain(column)}, {_plain(self._offset)})"
-        missing = [] if self._has_index(column) else [index]
+        missing = self._missing_index(column)
         if own is None and not self._has_column(partitions):
             missing.insert(0, self._new_column(partitions))
         name = ".".join(map(_plain, self._table))
@@ -340,9 +350,14 @@ class MysqlTable:
             )
         return found is not None
 
-    def _has_index(self, column: str) -> bool:
-        wanted = f"{column},{self._offset}".lower()
-        return any(str(row[0]).lower() == wanted for row in self._rows(_INDEXES, self._table))
+    def _missing_index(self, column: str) -> list[str]:
+        indexes = self._rows(_INDEXES, self._table)
+        if any(str(row[0]).lower() == f"{column},{self._offset}".lower() for row in indexes):
+            return []
+        name = _plain(PARTITION_COLUMN)
+        # What is left of one after its column was dropped is in the way.
+        left = [f"DROP INDEX {name}" for _, index in indexes if index == PARTITION_COLUMN]
+        return [*left, f"ADD INDEX {name} ({_plain(column)}, {_plain(self._offset)})"]
 
     def _new_column(self, partitions: int) -> str:
         key = self._columns.key
@@ -373,6 +388,22 @@ class MysqlTable:
             with closing(db), db.cursor() as cursor:
                 cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
                 cursor.execute(statement)
+
+    # What may go wrong one day
+
+    def findings(self, check: str) -> list[Finding]:
+        wanted = self._columns
+        found: list[Finding] = []
+        if wanted.timestamp is not None and not self._is_view:
+            indexes = [str(row[0]).lower() for row in self._rows(_INDEXES, self._table)]
+            if not any(each.split(",")[0] == wanted.timestamp.lower() for each in indexes):
+                found.append(no_index_on_times(check, wanted.table, wanted.timestamp))
+        if wanted.key is not None and self._type(wanted.key) not in _HASHED:
+            found.append(key_depends_on_settings(check, wanted.key, self._type(wanted.key)))
+        kind = self._type(wanted.offset)
+        if kind in _MOST:
+            found += ids_run_out(check, wanted.offset, kind, self.look().top, _MOST[kind])
+        return found
 
     def close(self) -> None:
         db, self._db = self._db, None

@@ -21,7 +21,10 @@ from pxrs.sources.tables.api import (
     Look,
     Preparation,
     Record,
+    ids_run_out,
+    key_depends_on_settings,
     mark_of,
+    no_index_on_times,
     odd_ones,
     parts,
     quoted_name,
@@ -29,6 +32,7 @@ from pxrs.sources.tables.api import (
 from pxrs.sources.tables.postgres_notified import NotifiedWatch
 from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
 from pxrs.stores.api import Watch
+from pxrs.stores.findings import Finding, warning
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
 
 _INTEGERS = ("int2", "int4", "int8")
@@ -83,6 +87,7 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %s
 """
 _TRIGGER = "SELECT FROM pg_trigger WHERE tgrelid = %s AND tgname = %s AND NOT tgisinternal"
 _GENERATED_COLUMNS = 120000
+_MOST = {"int2": 2**15 - 1, "int4": 2**31 - 1}
 # Seconds.
 _LOCK_WAIT = 5
 
@@ -307,9 +312,14 @@ class PostgresTable:
     # Partitions in the database
 
     def filter_by(self, column: str) -> None:
-        self._columns = self._columns._replace(partition=column)
+        before = self._columns
+        self._columns = before._replace(partition=column)
+        try:
+            self._learn_columns()
+        except ConfigError:
+            self._columns = before
+            raise
         self._statements.clear()
-        self._learn_columns()
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
@@ -325,7 +335,7 @@ class PostgresTable:
     def preparation(self, partitions: int) -> Preparation:
         if self._is_view:
             raise ConfigError(f"{self._columns.table!r} is a view; prepare the table that it shows")
-        own = self._columns.partition
+        own = None if self._columns.partition == PARTITION_COLUMN else self._columns.partition
         column = own or PARTITION_COLUMN
         [(schema, name, kind, encoding, version)] = self._rows(_DETAILS, [self._oid])
         prepare = Statements(schema, name, column, self._columns.offset)
@@ -380,6 +390,32 @@ class PostgresTable:
             # Others wait behind one that waits for the table.
             db.execute(f"SET lock_timeout = '{_LOCK_WAIT}s'")
             db.execute(statement)
+
+    # What may go wrong one day
+
+    def findings(self, check: str) -> list[Finding]:
+        wanted = self._columns
+        found: list[Finding] = []
+        if wanted.timestamp is not None and not self._is_view:
+            indexes = self._rows(_INDEXES, [self._oid])
+            if not any(columns and columns[0] == wanted.timestamp for columns, _, _ in indexes):
+                found.append(no_index_on_times(check, wanted.table, wanted.timestamp))
+        if wanted.key is not None and self._types[wanted.key][0] not in HASHED:
+            found.append(key_depends_on_settings(check, wanted.key, self._types[wanted.key][0]))
+        kind = self._types[wanted.offset][0]
+        if kind in _MOST:
+            found += ids_run_out(check, wanted.offset, kind, self.look().top, _MOST[kind])
+        for oid, name in self._sequences:
+            if not self._rows("SELECT has_sequence_privilege(%s, 'SELECT')", [oid])[0][0]:
+                found.append(
+                    warning(
+                        check,
+                        f"this role may not read the sequence {name}: if the newest rows are "
+                        "deleted, the table looks as if it had been truncated",
+                        f"GRANT SELECT ON SEQUENCE {name} to it",
+                    )
+                )
+        return found
 
     def close(self) -> None:
         if self._db is not None:

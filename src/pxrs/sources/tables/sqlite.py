@@ -16,9 +16,11 @@ from pxrs.sources.tables.api import (
     Look,
     Preparation,
     Record,
+    no_index_on_times,
     odd_ones,
     quoted_name,
 )
+from pxrs.stores.findings import Finding, warning
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
 
 _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
@@ -203,12 +205,9 @@ class SqliteTable:
                 "member reads the whole file, which is fast where it is local. If producers write "
                 "the partition into a column of integers, attach the table with partition="
             )
-        table, wanted = self._columns.table, [partition.lower(), self._columns.offset.lower()]
-        for _, index, _, _, partial in self._rows(f"PRAGMA index_list({self._name})"):
-            columns = [row[2] for row in self._rows(f"PRAGMA index_info({_name(index)})")]
-            if not partial and [str(each).lower() for each in columns] == wanted:
-                return Preparation([])
-        index = _name(f"{PARTITION_COLUMN}_{table}")
+        if self._has_index([partition, self._columns.offset]):
+            return Preparation([])
+        index = _name(f"{PARTITION_COLUMN}_{self._columns.table}")
         return Preparation(
             [f"CREATE INDEX {index} ON {self._name} ({_name(partition)}, {self._id})"]
         )
@@ -217,6 +216,41 @@ class SqliteTable:
         with self._translated(), closing(sqlite3.connect(self.place, timeout=10.0)) as db:
             db.execute(statement)
             db.commit()
+
+    # What may go wrong one day
+
+    def findings(self, check: str) -> list[Finding]:
+        wanted = self._columns
+        kind, text = self._rows(
+            "SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (wanted.table,)
+        )[0]
+        if kind == "view":
+            return []
+        found: list[Finding] = []
+        if "AUTOINCREMENT" not in text.upper():
+            found.append(
+                warning(
+                    check,
+                    "the table has no AUTOINCREMENT: SQLite gives the ids of the newest rows again "
+                    "once these are deleted, and a row with an id that was passed is not delivered",
+                    "make its id INTEGER PRIMARY KEY AUTOINCREMENT, or never delete the newest row",
+                )
+            )
+        if wanted.timestamp is not None and not self._has_index([wanted.timestamp]):
+            found.append(no_index_on_times(check, wanted.table, wanted.timestamp))
+        return found
+
+    def _has_index(self, columns: Sequence[str]) -> bool:
+        """Whether an index begins with these columns."""
+        wanted = [column.lower() for column in columns]
+        return any(
+            [str(row[2]).lower() for row in self._rows(f"PRAGMA index_info({_name(index)})")][
+                : len(wanted)
+            ]
+            == wanted
+            for _, index, _, _, partial in self._rows(f"PRAGMA index_list({self._name})")
+            if not partial
+        )
 
     def close(self) -> None:
         self._db.close()
