@@ -173,6 +173,35 @@ def odd_ones(name: str, table: str, partitions: int) -> str:
     return f"SELECT {name} FROM {table} WHERE {odd} LIMIT 1"
 
 
+class Reading:
+    """The statements that read a table, made of expressions in its database's own words.
+
+    `mark` stands for a value.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        offset: str,
+        others: Sequence[str],
+        partition: str | None = None,
+        mark: str = "%s",
+    ) -> None:
+        columns = ", ".join([offset, *others])
+        rest = f"{offset} BETWEEN {mark} AND {mark} ORDER BY {offset} LIMIT {mark}"
+        self._all = f"SELECT {columns} FROM {table} WHERE {rest}"
+        self._filtered = f"SELECT {columns} FROM {table} WHERE {partition} = {mark} AND {rest}"
+        self.ids = f"SELECT {offset} FROM {table} WHERE {offset} > {mark} ORDER BY 1 LIMIT {mark}"
+
+    def rows(
+        self, first: int, last: int, limit: int, partition: int | None
+    ) -> tuple[str, list[int]]:
+        """The statement for `TableDatabase.select`, and its values."""
+        if partition is None:
+            return self._all, [first, last, limit]
+        return self._filtered, [partition, first, last, limit]
+
+
 def parts(table: str) -> list[str]:
     """The names in `schema.table`."""
     return table.split(".")

@@ -20,6 +20,7 @@ from pxrs.sources.tables.api import (
     Columns,
     Look,
     Preparation,
+    Reading,
     Record,
     ids_run_out,
     key_depends_on_settings,
@@ -96,7 +97,7 @@ class MysqlTable:
         self._engine = ""
         self._is_view = False
         self._counted = -1
-        self._statements: dict[bool, str] = {}
+        self._statements: Reading | None = None
         try:
             self._learn()
         except BaseException:
@@ -248,25 +249,19 @@ class MysqlTable:
     def select(
         self, first: int, last: int, limit: int, partition: int | None = None
     ) -> list[Record]:
-        filtered = partition is not None
-        if filtered not in self._statements:
-            self._statements[filtered] = self._statement(filtered)
-        values = [first, last, limit] if partition is None else [partition, first, last, limit]
-        return self._rows(self._statements[filtered], values)
+        return self._rows(*self._reading().rows(first, last, limit, partition))
 
-    def _statement(self, filtered: bool) -> str:
-        wanted = self._columns
-        columns = [
-            self._id,
-            "NULL" if wanted.timestamp is None else self._time(),
-            "NULL" if wanted.key is None else self._text(wanted.key),
-            *map(_name, wanted.values),
-        ]
-        where = f"{_name(wanted.partition or '')} = %s AND " if filtered else ""
-        return (
-            f"SELECT {', '.join(columns)} FROM {self._name} "
-            f"WHERE {where}{self._id} BETWEEN %s AND %s ORDER BY {self._id} LIMIT %s"
-        )
+    def _reading(self) -> Reading:
+        if self._statements is None:
+            wanted = self._columns
+            others = [
+                "NULL" if wanted.timestamp is None else self._time(),
+                "NULL" if wanted.key is None else self._text(wanted.key),
+                *map(_name, wanted.values),
+            ]
+            partition = None if wanted.partition is None else _name(wanted.partition)
+            self._statements = Reading(self._name, self._id, others, partition)
+        return self._statements
 
     def _text(self, column: str) -> str:
         """A key as text or bytes, as the database can hash it, too."""
@@ -283,8 +278,7 @@ class MysqlTable:
         return f"TIMESTAMPDIFF(MICROSECOND, {_EPOCH}, {name}) DIV 1000"
 
     def ids(self, after: int, limit: int) -> list[int]:
-        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > %s ORDER BY 1 LIMIT %s"
-        return [row[0] for row in self._rows(statement, [after, limit])]
+        return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
 
     def first_at(self, timestamp: int) -> int | None:
         # Whole milliseconds: a row of the same one counts.
@@ -309,7 +303,7 @@ class MysqlTable:
         except ConfigError:
             self._columns = before
             raise
-        self._statements.clear()
+        self._statements = None
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""

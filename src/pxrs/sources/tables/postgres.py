@@ -20,6 +20,7 @@ from pxrs.sources.tables.api import (
     Columns,
     Look,
     Preparation,
+    Reading,
     Record,
     ids_run_out,
     key_depends_on_settings,
@@ -110,7 +111,7 @@ class PostgresTable:
         self._sequences: list[tuple[int, str]] = []
         self._oid: int | None = None
         self._is_view = False
-        self._statements: dict[bool, str] = {}
+        self._statements: Reading | None = None
         try:
             self._learn()
         except BaseException:
@@ -248,25 +249,19 @@ class PostgresTable:
     def select(
         self, first: int, last: int, limit: int, partition: int | None = None
     ) -> list[Record]:
-        filtered = partition is not None
-        if filtered not in self._statements:
-            self._statements[filtered] = self._statement(filtered)
-        values = [first, last, limit] if partition is None else [partition, first, last, limit]
-        return self._rows(self._statements[filtered], values)
+        return self._rows(*self._reading().rows(first, last, limit, partition))
 
-    def _statement(self, filtered: bool) -> str:
-        wanted = self._columns
-        columns = [
-            self._id,
-            "NULL" if wanted.timestamp is None else self._time(),
-            "NULL" if wanted.key is None else self._text(wanted.key),
-            *map(self._value, wanted.values),
-        ]
-        where = f"{_name(wanted.partition or '')} = %s AND " if filtered else ""
-        return (
-            f"SELECT {', '.join(columns)} FROM {self._name} "
-            f"WHERE {where}{self._id} BETWEEN %s AND %s ORDER BY {self._id} LIMIT %s"
-        )
+    def _reading(self) -> Reading:
+        if self._statements is None:
+            wanted = self._columns
+            others = [
+                "NULL" if wanted.timestamp is None else self._time(),
+                "NULL" if wanted.key is None else self._text(wanted.key),
+                *map(self._value, wanted.values),
+            ]
+            partition = None if wanted.partition is None else _name(wanted.partition)
+            self._statements = Reading(self._name, self._id, others, partition)
+        return self._statements
 
     def _text(self, column: str) -> str:
         return _name(column) if self._types[column][0] == "bytea" else f"{_name(column)}::text"
@@ -283,8 +278,7 @@ class PostgresTable:
         return f"floor(extract(epoch FROM {name}) * 1000)::bigint"
 
     def ids(self, after: int, limit: int) -> list[int]:
-        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > %s ORDER BY 1 LIMIT %s"
-        return [row[0] for row in self._rows(statement, [after, limit])]
+        return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
 
     def first_at(self, timestamp: int) -> int | None:
         # Written so that an index on a column of times helps.
@@ -319,7 +313,7 @@ class PostgresTable:
         except ConfigError:
             self._columns = before
             raise
-        self._statements.clear()
+        self._statements = None
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""

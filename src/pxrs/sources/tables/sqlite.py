@@ -15,6 +15,7 @@ from pxrs.sources.tables.api import (
     Columns,
     Look,
     Preparation,
+    Reading,
     Record,
     no_index_on_times,
     odd_ones,
@@ -48,7 +49,7 @@ class SqliteTable:
         self._id = _name(columns.offset)
         # The counter of AUTOINCREMENT goes on when rows are deleted.
         self._has_counter: bool | None = None
-        self._statements: dict[bool, str] = {}
+        self._statements: Reading | None = None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -129,26 +130,20 @@ class SqliteTable:
     def select(
         self, first: int, last: int, limit: int, partition: int | None = None
     ) -> list[Record]:
-        filtered = partition is not None
-        if filtered not in self._statements:
-            self._statements[filtered] = self._statement(filtered)
-        values = [first, last, limit] if partition is None else [partition, first, last, limit]
-        return self._rows(self._statements[filtered], values)
+        return self._rows(*self._reading().rows(first, last, limit, partition))
 
-    def _statement(self, filtered: bool) -> str:
-        wanted = self._columns
-        columns = [
-            self._id,
-            self._time(),
-            "NULL" if wanted.key is None else _bytes(wanted.key),
-            # In bytes, where it is not to become JSON: text would be decoded only to be encoded.
-            *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
-        ]
-        where = f"{_name(wanted.partition or '')} = ? AND " if filtered else ""
-        return (
-            f"SELECT {', '.join(columns)} FROM {self._name} "
-            f"WHERE {where}{self._id} BETWEEN ? AND ? ORDER BY {self._id} LIMIT ?"
-        )
+    def _reading(self) -> Reading:
+        if self._statements is None:
+            wanted = self._columns
+            others = [
+                self._time(),
+                "NULL" if wanted.key is None else _bytes(wanted.key),
+                # In bytes, where it is not to become JSON: text would be decoded to be encoded.
+                *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
+            ]
+            partition = None if wanted.partition is None else _name(wanted.partition)
+            self._statements = Reading(self._name, self._id, others, partition, mark="?")
+        return self._statements
 
     def _time(self) -> str:
         """An expression for the time in milliseconds; None where there is no such column."""
@@ -166,8 +161,7 @@ class SqliteTable:
         return next(str(row[2]).upper() for row in columns if row[1].lower() == column.lower())
 
     def ids(self, after: int, limit: int) -> list[int]:
-        statement = f"SELECT {self._id} FROM {self._name} WHERE {self._id} > ? ORDER BY 1 LIMIT ?"
-        return [row[0] for row in self._rows(statement, (after, limit))]
+        return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
 
     def first_at(self, timestamp: int) -> int | None:
         if self._columns.timestamp is None:
@@ -184,7 +178,7 @@ class SqliteTable:
 
     def filter_by(self, column: str) -> None:
         self._columns = self._columns._replace(partition=column)
-        self._statements.clear()
+        self._statements = None
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
