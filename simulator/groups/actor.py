@@ -182,6 +182,8 @@ class Actor:
                 self._commit_at = now + _CAREFUL
                 if self.mode not in ("asks", "transactions"):
                     self.member.commit_handled()
+                else:
+                    self.member.commit_empty()
             if self._watched != membership.waiting_for:
                 self._look_at = now
 

@@ -357,12 +357,6 @@ class Account:
             self._prefix += 1
         return self._prefix
 
-    def last_message(self, end: int) -> int:
-        """The end without what is empty before it: nobody has to commit that."""
-        while end - 1 in self.empty:
-            end -= 1
-        return end
-
     def note_owner(self, old: Claim, new: Claim) -> None:
         """Promise 1: every change of hands raises the epoch, and no epoch has two owners."""
         if new.epoch < old.epoch:

@@ -78,7 +78,7 @@ class SimulatedTable:
 
     @property
     def end(self) -> int:
-        return max(self._rows, default=0) + 1
+        return max(self._rows, default=-1) + 1
 
     # For those who read it
 

@@ -393,7 +393,7 @@ def _unrest(world: World) -> str | None:
         owned_claim = ids[claim.owner].member.owned_claims.get(part)
         if owned_claim is None or owned_claim.epoch != claim.epoch:
             return f"{claim.owner} does not know that it owns {account} at epoch {claim.epoch}"
-        end = account.last_message(world.topics.end_of(part))
+        end = world.topics.end_of(part)
         first = account.first_to_handle(claim)
         if first < end and account.prefix < end:
             return f"{account} was handled up to {account.prefix} of {end}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.progress import Progress
 from pxrs.core.settling import Settling
 from pxrs.sources.virtual import VirtualLog
@@ -60,7 +61,16 @@ def a_chunk_that_was_cut_ends_where_it_did(patch: Patch) -> None:
     patch.setattr(VirtualLog, "fetch", cut)
 
 
+def empty_partitions_count_what_is_in_hand(patch: Patch) -> None:
+    patch.setattr(OwnedPartition, "is_untouched", True)
+
+
 MUTANTS = [
+    Mutant(
+        empty_partitions_count_what_is_in_hand,
+        r"and has the effects|was not handled",
+        {**SOURCES, "transactions": True},
+    ),
     Mutant(reads_to_the_highest_id, r"was not handled|handed out before", SOURCES),
     Mutant(forgets_the_gap, r"was not handled|handed out before", SOURCES),
     Mutant(takes_what_comes_next_for_final, r"was not handled|handed out before", SOURCES),

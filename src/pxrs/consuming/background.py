@@ -224,7 +224,9 @@ class Background:
         now = self._clock.monotonic()
         if now < due:
             return due
-        if self._settings.auto_commit and self._member.commit_handled():
+        member = self._member
+        lost = member.commit_handled() if self._settings.auto_commit else member.commit_empty()
+        if lost:
             self.wake()
         return now + self._settings.auto_commit_interval
 

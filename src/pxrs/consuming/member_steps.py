@@ -280,6 +280,15 @@ class MemberSteps:
             self.sync()
             return self.commit(self.table.marks())
 
+    def commit_empty(self) -> frozenset[TopicPartition]:
+        """Commit that a source has nothing for some partitions; those that turned out to be lost.
+
+        For callers that commit by themselves: they have no message to commit there, and whoever
+        takes over would read all of it again.
+        """
+        with self.owned_claims.lock:
+            return self.commit(self.table.empty_marks())
+
     def extent(self) -> Extent:
         """Counts what the caller has seen by now as handled, and returns it."""
         with self.table.lock:

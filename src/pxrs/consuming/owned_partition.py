@@ -106,6 +106,12 @@ class OwnedPartition:
     def started(self) -> bool:
         return self.progress is not None
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was handed out that is not committed: then its progress is a gap."""
+        since = self.origin if self.checkpoint is None else self.checkpoint
+        return self.handed <= since and self.asked is None and self.shown <= since
+
     def start(self, offset: int) -> None:
         """Begin at this offset."""
         self.progress = Progress(offset, self.done)

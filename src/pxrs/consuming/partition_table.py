@@ -239,6 +239,15 @@ class PartitionTable:
                 if (mark := owned.moved()) is not None
             }
 
+    def empty_marks(self) -> dict[TopicPartition, Mark]:
+        """Returns the progress of those that moved though nothing of them was handed out."""
+        with self.lock:
+            return {
+                part: mark
+                for part, owned in self.partitions.items()
+                if owned.is_untouched and (mark := owned.moved()) is not None
+            }
+
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
         """These were written."""
         with self.lock:
