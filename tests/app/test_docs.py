@@ -41,7 +41,7 @@ def test_the_example_of_a_session_runs(tmp_path: Path) -> None:
     assert printed_by(example, tmp_path) == ["42 3"]
 
 
-GUIDES = ("consuming.md", "producing.md", "queues.md", "kv.md")
+GUIDES = ("consuming.md", "producing.md", "queues.md", "kv.md", "sources.md")
 
 
 @pytest.mark.engine("sqlite")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -321,6 +322,14 @@ def test_a_second_topic_of_the_table_is_refused(place: Place) -> None:
         px.attach("unkeyed", place.table(key=None), partitions=1)
         with pytest.raises(ConfigError, match="another topic"):
             px.sources.prepare("unkeyed")
+
+
+@pytest.mark.engine("postgres")
+def test_the_guide_shows_what_is_executed(on_postgres: Place) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+    (shown,) = re.findall(r"\$ pxrs sources prepare events\n(.*?)```", guide, re.DOTALL)
+    with on_postgres.attach() as px:
+        assert shown == "".join(f"{each};\n" for each in px.sources.prepare("events"))
 
 
 @pytest.mark.engine("postgres")
