@@ -12,7 +12,7 @@ from hypothesis import settings
 
 pytest_plugins = ["support.engine_fixtures", "support.forked_workers", "support.store_fixtures"]
 
-ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats")
+ENGINES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper", "nats", "valkey")
 _PROPERTY = "engine"
 # Fixtures that start a server.
 _SERVERS = {
@@ -23,6 +23,7 @@ _SERVERS = {
     "etcd_url",
     "zookeeper_url",
     "nats_url",
+    "valkey_url",
     "site",
 }
 # Folders and files of tests on servers, and folders of those that take long by nature: the fast

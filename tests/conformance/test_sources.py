@@ -7,7 +7,13 @@ from contextlib import closing
 import pytest
 
 from pxrs.testing.conformance import SourceRule, source_checks
-from support.source_lab import json_lines_lab, postgres_lab, sqlite_lab, subscription_lab
+from support.source_lab import (
+    json_lines_lab,
+    postgres_lab,
+    redis_lab,
+    sqlite_lab,
+    subscription_lab,
+)
 
 CHECKS = pytest.mark.parametrize("check", source_checks(), ids=lambda check: check.__name__)
 
@@ -39,4 +45,11 @@ def test_a_subscription(check: SourceRule, blocks: bool, tells_its_end: bool) ->
 @pytest.mark.engine("sqlite")
 def test_a_file_of_json_lines(check: SourceRule) -> None:
     with closing(json_lines_lab()) as lab:
+        check(lab)
+
+
+@CHECKS
+@pytest.mark.engine("valkey")
+def test_a_stream_of_valkey(check: SourceRule, valkey_url: str) -> None:
+    with closing(redis_lab(valkey_url)) as lab:
         check(lab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from pxrs.sources import JsonLines, Row, Source, Subscription, Table
+from pxrs.sources import JsonLines, RedisStream, Row, Source, Subscription, Table
 from pxrs.testing.conformance import NewRow, SourceWriter
 
 EVENTS = Table("events", key="account", value="payload", timestamp="created_ms")
@@ -213,3 +214,34 @@ def json_lines_lab() -> OpensAndCloses:
     lab = OpensAndCloses(lambda: lines.open(""), lambda: RotatingWriter(path, lock))
     lab.at_end.callback(shutil.rmtree, folder)
     return lab
+
+
+class RedisWriter:
+    """Adds entries to a stream. Also `TrimsRows`."""
+
+    def __init__(self, url: str, stream: str) -> None:
+        import redis
+
+        self._client = redis.Redis.from_url(url)
+        self._stream = stream
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for row in rows:
+            entry = "*" if row.timestamp is None else f"{row.timestamp}-*"
+            pipeline.xadd(self._stream, {"account": row.key, "payload": row.value}, id=entry)
+        pipeline.execute()
+
+    def trim(self) -> None:
+        length = int(self._client.xlen(self._stream))
+        self._client.xtrim(self._stream, maxlen=length - 3, approximate=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def redis_lab(url: str) -> OpensAndCloses:
+    """A stream of its own."""
+    stream = f"s-{secrets.token_hex(6)}"
+    entries = RedisStream(url, stream, key="account", value="payload")
+    return OpensAndCloses(lambda: entries.open(""), lambda: RedisWriter(url, stream))

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError
 from pxrs.sources.api import Source
 from pxrs.sources.json_lines import JsonLines
+from pxrs.sources.redis_stream import RedisStream
 from pxrs.sources.table import OpenTable, Table
 from pxrs.topics import PREPARED
 from pxrs.types import Topic
@@ -47,7 +48,11 @@ class Given:
         return self._source
 
 
-_KINDS: dict[str, Callable[..., Description]] = {"table": Table, "json_lines": JsonLines}
+_KINDS: dict[str, Callable[..., Description]] = {
+    "table": Table,
+    "json_lines": JsonLines,
+    "redis_stream": RedisStream,
+}
 
 
 def described(source: object) -> Description:
