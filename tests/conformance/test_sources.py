@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from pxrs.testing.conformance import SourceRule, source_checks
 from support.source_lab import (
+    MockKafka,
     json_lines_lab,
+    kafka_lab,
     postgres_lab,
     redis_lab,
     sqlite_lab,
@@ -52,4 +55,24 @@ def test_a_file_of_json_lines(check: SourceRule) -> None:
 @pytest.mark.engine("valkey")
 def test_a_stream_of_valkey(check: SourceRule, valkey_url: str) -> None:
     with closing(redis_lab(valkey_url)) as lab:
+        check(lab)
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[MockKafka]:
+    with closing(MockKafka()) as kafka:
+        yield kafka
+
+
+# It keeps five megabytes of a partition, and finds no times.
+_NOT_IN_THE_MOCK = {"check_large_rows_come_in_small_reads", "check_offset_of_a_time"}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in source_checks() if check.__name__ not in _NOT_IN_THE_MOCK],
+    ids=lambda check: check.__name__,
+)
+def test_a_topic_of_a_protocol_mock_that_is_not_kafka(check: SourceRule, kafka: MockKafka) -> None:
+    with closing(kafka_lab(kafka)) as lab:
         check(lab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from pxrs.sources import JsonLines, RedisStream, Row, Source, Subscription, Table
+from pxrs.sources import JsonLines, KafkaTopic, RedisStream, Row, Source, Subscription, Table
 from pxrs.testing.conformance import NewRow, SourceWriter
 
 EVENTS = Table("events", key="account", value="payload", timestamp="created_ms")
@@ -245,3 +246,62 @@ def redis_lab(url: str) -> OpensAndCloses:
     stream = f"s-{secrets.token_hex(6)}"
     entries = RedisStream(url, stream, key="account", value="payload")
     return OpensAndCloses(lambda: entries.open(""), lambda: RedisWriter(url, stream))
+
+
+class MockKafka:
+    """The mock cluster of librdkafka: a protocol mock, not Kafka. Its topics have 4 partitions."""
+
+    def __init__(self) -> None:
+        from confluent_kafka import Producer
+
+        # It lives in a client, and other clients find it at its address.
+        self._host = Producer({"test.mock.num.brokers": 1}, logger=_SILENT)
+        brokers = self._host.list_topics(timeout=10).brokers.values()
+        self.bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+
+    def writer(self, topic: str) -> KafkaWriter:
+        return KafkaWriter(self.bootstrap, topic)
+
+    def close(self) -> None:
+        self._host.flush(10)
+
+
+_SILENT = logging.getLogger("kafka.tests")
+
+
+class KafkaWriter:
+    def __init__(self, bootstrap: str, topic: str, **settings: object) -> None:
+        from confluent_kafka import Producer
+
+        settings = {"bootstrap.servers": bootstrap, "linger.ms": 0, **settings}
+        self.client = Producer(settings, logger=_SILENT)
+        self._topic = topic
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        for row in rows:
+            self.client.produce(
+                self._topic,
+                value=row.value,
+                key=row.key,
+                partition=stream,
+                timestamp=row.timestamp or 0,
+            )
+        assert self.client.flush(20) == 0
+
+    def close(self) -> None:
+        self.client.flush(10)
+
+
+def kafka_lab(kafka: MockKafka) -> OpensAndCloses:
+    """A topic of its own in a protocol mock."""
+    topic = f"t-{secrets.token_hex(6)}"
+    make_topic(kafka, topic)
+    description = KafkaTopic(kafka.bootstrap, topic)
+    return OpensAndCloses(lambda: description.open(""), lambda: kafka.writer(topic))
+
+
+def make_topic(kafka: MockKafka, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    # Whoever asks for a topic makes it.
+    AdminClient({"bootstrap.servers": kafka.bootstrap}, logger=_SILENT).list_topics(topic, 10)

@@ -7,6 +7,7 @@ that reads its rows as messages. The facade imports this room; those who read lo
 
 from pxrs.sources.api import FiltersPartitions, Source, SourceRead
 from pxrs.sources.json_lines import JsonLines
+from pxrs.sources.kafka_topic import KafkaTopic
 from pxrs.sources.redis_stream import RedisStream
 from pxrs.sources.subscription import Subscription
 from pxrs.sources.table import Table
@@ -15,6 +16,7 @@ from pxrs.types import Row
 __all__ = [
     "FiltersPartitions",
     "JsonLines",
+    "KafkaTopic",
     "RedisStream",
     "Row",
     "Source",

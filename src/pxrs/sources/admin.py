@@ -12,7 +12,7 @@ from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
 from pxrs.sources.descriptions import described, use_prepared
 from pxrs.sources.log import LogWithSources
 from pxrs.sources.table import OpenTable
-from pxrs.sources.virtual import VirtualLog
+from pxrs.sources.virtual import VirtualLog, check_streams
 from pxrs.topics import Topics
 from pxrs.types import Topic
 
@@ -48,11 +48,14 @@ class Sources:
             check = getattr(opened, "check", None)
             if check is not None:
                 check()
+            check_partitions(partitions)
+            check_streams(partitions, opened)
             if isinstance(opened, OpenTable):
-                check_partitions(partitions)
                 opened.check_partitions(partitions)
+            # Some of it is known only now, such as into how many streams a topic is split.
+            settings = {**description.settings(), **getattr(opened, "found", {})}
             topic = self._topics._attach(
-                name, partitions, description.settings(), partitioner=description.partitioner
+                name, partitions, settings, partitioner=description.partitioner
             )
             use_prepared(topic, opened)
             self._log.use(topic.id, VirtualLog(topic, opened))

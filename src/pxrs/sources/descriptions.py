@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError
 from pxrs.sources.api import Source
 from pxrs.sources.json_lines import JsonLines
+from pxrs.sources.kafka_topic import KafkaTopic
 from pxrs.sources.redis_stream import RedisStream
 from pxrs.sources.table import OpenTable, Table
 from pxrs.topics import PREPARED
@@ -52,6 +53,7 @@ _KINDS: dict[str, Callable[..., Description]] = {
     "table": Table,
     "json_lines": JsonLines,
     "redis_stream": RedisStream,
+    "kafka_topic": KafkaTopic,
 }
 
 

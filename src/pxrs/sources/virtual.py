@@ -49,11 +49,7 @@ class VirtualLog:
     def __init__(self, topic: Topic, source: Source) -> None:
         self.source = source
         self._topic = topic
-        if topic.partitions % source.streams:
-            raise ConfigError(
-                f"partitions must be a multiple of the source's {source.streams} streams, "
-                f"got {topic.partitions}"
-            )
+        check_streams(topic.partitions, source)
         self._per_stream = topic.partitions // source.streams
         self._hash = hasher(topic.partitioner, self._per_stream)
         self._partition_of_key: dict[bytes | None, int] = {}
@@ -184,6 +180,15 @@ class VirtualLog:
         ):
             _, dropped = self._chunks.popitem(last=False)
             self._kept -= dropped.size
+
+
+def check_streams(partitions: int, source: Source) -> None:
+    """Refuse a number of partitions that can't be laid over the source's streams."""
+    if partitions % source.streams:
+        raise ConfigError(
+            f"partitions must be a multiple of the source's {source.streams} streams, "
+            f"got {partitions}"
+        )
 
 
 def _size(row: Row) -> int:
