@@ -217,9 +217,10 @@ def _show_changes(settings: Settings, changes: Sequence[CheckpointChange]) -> No
 @click.argument("last", type=int)
 @shared
 def import_checkpoint(settings: Settings, group: str, topic: str, last: int) -> None:
-    """Begin where another consumer has stopped: LAST is the last id of TOPIC that it has handled.
+    """Begin where another consumer has stopped.
 
-    GROUP goes on behind it, in every partition. It must not have checkpoints in TOPIC yet.
+    LAST is the last id of TOPIC that it has handled. GROUP goes on behind it, in every partition;
+    it must not have checkpoints in TOPIC yet.
     """
     with settings.connect() as px:
         changes = px.groups.import_checkpoint(group, topic, last)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.group()
 @shared
 def sources(_: Settings) -> None:
-    """Consume tables that exist: attach, list, describe, prepare and detach them."""
+    """Lay topics over tables that exist."""
 
 
 @sources.command()
