@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import pxrs
 from pxrs.errors import CopyRefused
 from pxrs.operations.copy import Phase
+from pxrs.sources import Table
 from pxrs.stores.open import open_stores
 from pxrs.types import Holder, ItemState, NewItem, Put, QueueChange
 from support.child import Child
@@ -47,6 +49,25 @@ def test_everything_arrives(places: tuple[str, str]) -> None:
         (p.checkpoint, p.epoch, p.end) for p in before.partitions
     ]
     assert [part.start for part in infos[2].partitions][:2] == [3, 4]
+
+
+def test_a_virtual_topic_goes_along_with_its_checkpoints(
+    places: tuple[str, str], tmp_path: Path
+) -> None:
+    """Its rows stay where they are."""
+    source, target = places
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db:
+        db.execute("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT)")
+        db.executemany("INSERT INTO events (text) VALUES (?)", [("a",), ("b",), ("c",)])
+        db.commit()
+    events = Table("events", value="text", url=f"sqlite:///{tmp_path}/app.db")
+    with pxrs.connect(source) as px:
+        px.attach("events", events, partitions=2)
+        px.groups.import_checkpoint("billing", "events", 2)
+    report = copied(source, target)
+    assert report.differences == ()
+    with pxrs.connect(target) as px, px.consumer("events", group="billing") as consumer:
+        assert [message.value for message in consumer.poll(timeout=10)] == [b"c"]
 
 
 def test_the_group_goes_on_where_it_was_with_higher_epochs(places: tuple[str, str]) -> None:

@@ -16,7 +16,7 @@ from pxrs.operations.copy import messages, records
 from pxrs.operations.copy.messages import PartitionSum
 from pxrs.stores.api import CoordStore, Stores
 from pxrs.topics import Topics
-from pxrs.types import Check, Committed, Put
+from pxrs.types import Check, Committed, Put, Topic
 
 _STATE_KEY = records.COPY_FOLDER + "state"
 _NAMED = 5
@@ -172,7 +172,7 @@ class _Copier:
     def copy(self, state: CopyState) -> CopyState:
         """Copies what is missing. Returns the new state of the target."""
         source, target = self._source, self._target
-        topics = self._topics.list()
+        topics = self._kept_topics()
         for gone in sorted(set(state.topics) - {topic.id for topic in topics}):
             target.log.drop(gone)
         now = msgspec.structs.replace(state, topics=tuple(sorted(topic.id for topic in topics)))
@@ -192,10 +192,14 @@ class _Copier:
         records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
 
+    def _kept_topics(self) -> list[Topic]:
+        """Topics whose messages the store keeps; of virtual ones only the record is copied."""
+        return [topic for topic in self._topics.list() if topic.source is None]
+
     def verify(self, state: CopyState, resumed: bool) -> CopyReport:
         """Compares both stores, down to the bytes of the batches."""
         source, target = self._source, self._target
-        topics = self._topics.list()
+        topics = self._kept_topics()
         held = [part for topic in topics for part in self._topics.bounds(topic).values()]
         advance = self._start(Phase.VERIFY, sum(part.end - part.start for part in held))
         sums: list[PartitionSum] = []
