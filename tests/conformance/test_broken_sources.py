@@ -9,7 +9,7 @@ import pytest
 
 from pxrs.errors import Closed, OffsetOutOfRange
 from pxrs.sources import SourceRead
-from pxrs.sources.sizing import first_within
+from pxrs.sources.rows import first_within
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.testing.conformance import NewRow, SourceWriter, run_suite, source_checks

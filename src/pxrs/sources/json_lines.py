@@ -32,7 +32,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.sizing import READ_BYTES
+from pxrs.sources.rows import READ_BYTES
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row

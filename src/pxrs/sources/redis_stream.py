@@ -25,8 +25,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.sizing import RowsPerRead
-from pxrs.sources.values import as_json
+from pxrs.sources.rows import RowsPerRead, as_json
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row

@@ -28,8 +28,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.sizing import READ_BYTES, first_within
-from pxrs.sources.values import as_bytes
+from pxrs.sources.rows import READ_BYTES, as_bytes, first_within
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row

@@ -18,7 +18,7 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import Closed, ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.sizing import RowsPerRead
+from pxrs.sources.rows import RowsPerRead, as_bytes, as_json
 from pxrs.sources.tables.api import (
     Columns,
     KeepsPartitions,
@@ -28,7 +28,6 @@ from pxrs.sources.tables.api import (
     TableDatabase,
     TellsOfRows,
 )
-from pxrs.sources.values import as_bytes, as_json
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
@@ -110,7 +109,7 @@ class Table:
 
     def open(self, store_url: str) -> OpenTable:
         """Connect to the database; the store's own, unless the table is elsewhere."""
-        from pxrs.sources.opening import open_table_database
+        from pxrs.sources.tables.opening import open_table_database
 
         return OpenTable(self, open_table_database(self.url or store_url, self.columns))
 

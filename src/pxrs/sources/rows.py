@@ -1,8 +1,10 @@
-"""How many rows to read at a time, when their sizes are known only afterwards."""
+"""Rows of a source: what values of strangers become, and how many to read at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import msgspec
 
 from pxrs.types import Row
 
@@ -42,3 +44,21 @@ def first_within(rows: Sequence[Row], most: int = READ_BYTES) -> int:
         if size > most and number:
             return number
     return len(rows)
+
+
+def as_bytes(value: object) -> bytes | None:
+    """Text and bytes as they are, numbers as their digits, anything else as JSON."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, int):
+        return str(int(value)).encode()
+    return as_json(value)
+
+
+def as_json(value: object) -> bytes:
+    """The value as JSON; what JSON does not know as text."""
+    return msgspec.json.encode(value, enc_hook=str)
