@@ -92,7 +92,8 @@ class Events:
                 self._stop.wait(random.choice((0, 0, 0.02)))
                 db.commit()
                 self._committed.extend(ids)
-            self._stop.wait(0.002)
+            # It does not queue up for the writer as pxrs does: without air nobody else gets it.
+            self._stop.wait(0.05 if self._engine == "sqlite" else 0.002)
         db.close()
 
     def stop(self) -> list[int]:
