@@ -149,9 +149,9 @@ def shares(px: pxrs.Pxrs) -> list[int]:
 
 @pytest.mark.long
 def test_one_to_five_consumers_and_a_crash(events: Events) -> None:
-    events.start()
     with pxrs.connect(events.url) as px:
         px.attach("events", EVENTS, partitions=8)
+        events.start()
         members: list[Child] = []
         for wanted in ([8], [4, 4], [3, 3, 2], [2, 2, 2, 2], [2, 2, 2, 1, 1]):
             members.append(Child(consume, events.url))

@@ -295,7 +295,14 @@ def test_keys_of_many_types(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [("postgres", "timestamptz"), ("postgres", "json"), ("mariadb", "timestamp")],
+    [
+        pytest.param(engine, kind, marks=pytest.mark.engine(engine))
+        for engine, kind in (
+            ("postgres", "timestamptz"),
+            ("postgres", "json"),
+            ("mariadb", "timestamp"),
+        )
+    ],
 )
 def test_keys_that_can_not_be_hashed_are_refused(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, kind: str
