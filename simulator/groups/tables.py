@@ -28,7 +28,6 @@ class SimulatedTable:
     """One table, for the world; see `TableDatabase` for those who read it."""
 
     place = "the world"
-    in_order = False
 
     def __init__(self, topic: Topic, ledger: Ledger, rng: Random) -> None:
         self._topic = topic

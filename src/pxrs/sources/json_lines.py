@@ -32,7 +32,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.rows import READ_BYTES
+from pxrs.sources.rows import READ_BYTES, named
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
@@ -108,9 +108,7 @@ class JsonLines:
 
     @property
     def values(self) -> tuple[str, ...]:
-        if self.value is None:
-            return ()
-        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+        return named(self.value)
 
     def settings(self) -> dict[str, Any]:
         """The settings that are kept with the virtual topic."""

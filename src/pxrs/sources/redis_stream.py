@@ -25,7 +25,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.rows import RowsPerRead, as_json
+from pxrs.sources.rows import RowsPerRead, as_json, named
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row
@@ -77,9 +77,7 @@ class RedisStream:
 
     @property
     def values(self) -> tuple[str, ...]:
-        if self.value is None:
-            return ()
-        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+        return named(self.value)
 
     def settings(self) -> dict[str, Any]:
         """The settings that are kept with the virtual topic; without a password."""

@@ -62,3 +62,10 @@ def as_bytes(value: object) -> bytes | None:
 def as_json(value: object) -> bytes:
     """The value as JSON; what JSON does not know as text."""
     return msgspec.json.encode(value, enc_hook=str)
+
+
+def named(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The fields or columns that `value` of a description names; none if it is None."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -18,7 +18,7 @@ from pxrs.core.settling import Settling, following
 from pxrs.errors import Closed, ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
 from pxrs.forks import Origin
 from pxrs.sources.api import SourceRead
-from pxrs.sources.rows import RowsPerRead, as_bytes, as_json
+from pxrs.sources.rows import RowsPerRead, as_bytes, as_json, named
 from pxrs.sources.tables.api import (
     Columns,
     KeepsPartitions,
@@ -81,7 +81,7 @@ class Table:
 
     @property
     def values(self) -> tuple[str, ...]:
-        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+        return named(self.value)
 
     # What a row's key is hashed with: databases can compute it, too.
     partitioner = "md5"

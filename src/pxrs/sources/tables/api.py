@@ -60,8 +60,6 @@ class TableDatabase(Protocol):
 
     # Its name for people, without a password.
     place: str
-    # Whether no row can appear below one that was read.
-    in_order: bool
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel: `ConfigError` says why and what to do."""

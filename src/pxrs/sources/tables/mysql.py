@@ -82,8 +82,6 @@ _EPOCH = "'1970-01-01 00:00:00'"
 class MysqlTable:
     """See `TableDatabase`."""
 
-    in_order = False
-
     def __init__(self, settings: SqlSettings, columns: Columns) -> None:
         self.place = settings.shown
         self._options = settings.options

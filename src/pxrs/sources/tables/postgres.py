@@ -96,8 +96,6 @@ _LOCK_WAIT = 5
 class PostgresTable:
     """See `TableDatabase`."""
 
-    in_order = False
-
     def __init__(self, conninfo: str, columns: Columns) -> None:
         given = conninfo_to_dict(conninfo)
         self.place = f"database {given.get('dbname') or given.get('user') or 'postgres'!r}"

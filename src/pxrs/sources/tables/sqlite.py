@@ -30,8 +30,6 @@ _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
 class SqliteTable:
     """See `TableDatabase`."""
 
-    in_order = True
-
     def __init__(self, path: str, columns: Columns, busy_timeout: float = 10.0) -> None:
         self.place = path
         self._columns = columns
