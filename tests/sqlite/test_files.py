@@ -10,8 +10,9 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -21,6 +22,7 @@ from pxrs.errors import (
     OutcomeUnknown,
     PxrsError,
     SchemaMismatch,
+    StoreBusy,
     StoreDamaged,
     StoreError,
     StoreFull,
@@ -150,6 +152,37 @@ def test_a_callers_database_that_somebody_reads(tmp_path: Path) -> None:
     _make(path)
     assert reader.execute("SELECT count(*) FROM mine").fetchone() == (0,)
     reader.close()
+
+
+def write_all_the_time(path: str) -> None:
+    db = sqlite3.connect(path, timeout=60, isolation_level=None)
+    db.execute("CREATE TABLE mine (id)")
+    for number in range(10**9):
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO mine VALUES (1)")
+        if not number:
+            say("writes")
+        db.execute("COMMIT")
+
+
+def test_a_callers_database_that_somebody_writes_to_all_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with Child(write_all_the_time, str(path)) as writer:
+        assert writer.read() == "writes"
+        stores = SqliteStores(str(path), busy_timeout=20)
+        stores.close()
+        writer.kill()
+
+
+def test_a_writer_that_does_not_end_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("CREATE TABLE mine (id)")
+        writer.execute("BEGIN IMMEDIATE")
+        begun = monotonic()
+        with pytest.raises(StoreBusy, match="end its transaction"):
+            SqliteStores(str(path), busy_timeout=0.3)
+        assert monotonic() - begun >= 0.25
 
 
 # Without rights. Root has them all, so a child gives its rights up first.

@@ -106,7 +106,7 @@ def test_an_observer_that_can_open_no_file_says_so(
     session = stores.coord.session(3600.0)
     stores.coord.commit((), (Put("k", b"", session.id),))
 
-    def no_more(*args: object) -> int:
+    def no_more(*args: object, **_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "open", no_more)

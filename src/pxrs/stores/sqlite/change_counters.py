@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from pxrs.stores.sqlite.posix import closing_on_failure, open_beside
+from pxrs.stores.sqlite.beside import open_beside
+from pxrs.stores.sqlite.posix import closing_on_failure
 
 # As many groups as a node serves watch their keys: two in one slot wake each other.
 _SLOTS = 16_384

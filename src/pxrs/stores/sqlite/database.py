@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from time import monotonic
 from typing import TypeVar
 
 from pxrs.clock import Clock
@@ -38,15 +39,16 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.stores.sqlite import schema
+from pxrs.stores.sqlite.beside import check_links, make_folder_beside
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
     is_io_error,
     is_old_snapshot,
+    primary_code,
     translate,
     translate_os,
 )
-from pxrs.stores.sqlite.posix import make_folder_beside
 from pxrs.stores.sqlite.writer_lock import WriterLock
 
 S = TypeVar("S")
@@ -102,6 +104,7 @@ class Database:
         self._whereabouts: Whereabouts | None = None
         with ExitStack() as opened:
             check_place(self.path)
+            check_links(path, self.path)
             self._writer = usable(self.connect(), self.path)
             opened.callback(self._writer.close)
             self._open_folder(opened)
@@ -473,7 +476,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 def make_ready(connection: sqlite3.Connection, path: str) -> None:
     """Give it those. The caller must hold the turn."""
     try:
-        mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        mode = _with_log(connection)
         if mode != "wal":
             raise ConfigError(f"{path} can't have a write-ahead log (it has: {mode})")
         connection.execute("BEGIN IMMEDIATE")
@@ -481,6 +484,25 @@ def make_ready(connection: sqlite3.Connection, path: str) -> None:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         raise translate(error, path) from error
+
+
+def _with_log(connection: sqlite3.Connection) -> str:
+    """Give the file a write-ahead log; returns the mode that it has then.
+
+    SQLite refuses that at once while another program has a lock: it does not wait for
+    `busy_timeout`, as everything else does. So an exclusive lock is waited for first. Those who
+    write sleep until they try again when it is let go, which leaves a moment for this.
+    """
+    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0]) / 1000
+    deadline = monotonic() + patience
+    while True:
+        try:
+            return str(connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY or monotonic() >= deadline:
+                raise
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
 
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs

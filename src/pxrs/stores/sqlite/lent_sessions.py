@@ -24,6 +24,7 @@ from contextlib import contextmanager
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost, StoreBusy
+from pxrs.stores.sqlite.beside import open_found
 from pxrs.stores.sqlite.posix import try_lock
 from pxrs.stores.sqlite.sessions import (
     MARK_AT,
@@ -139,7 +140,7 @@ class LentFile:
         """The file, which nobody else renews meanwhile; None if there is none."""
         with typed_errors(self._path):
             try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+                fd = open_found(self._path, os.O_RDWR)
             except FileNotFoundError:
                 yield None
                 return

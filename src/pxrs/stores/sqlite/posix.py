@@ -11,7 +11,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN
 
 IN_MODIFY = 0x2
@@ -38,34 +38,6 @@ def closing_on_failure() -> Iterator[Callable[[int], int]]:
         for fd in noted:
             os.close(fd)
         raise
-
-
-def open_beside(path: str, database: str, flags: int = 0) -> int:
-    """Open a file beside the database, made for those who may use that."""
-    with closing_on_failure() as opened:
-        fd = opened(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666))
-        with suppress(PermissionError):
-            _share(fd, database)
-    return fd
-
-
-def make_folder_beside(path: str, database: str) -> None:
-    """Make a folder beside the database, for those who may use that."""
-    os.makedirs(path, exist_ok=True)
-    with suppress(PermissionError):
-        _share(path, database)
-
-
-def _share(file: int | str, database: str) -> None:
-    """As SQLite does with its own files: else one look by root locks the application out."""
-    mine, theirs = os.stat(file), os.stat(database)
-    mode = theirs.st_mode & 0o666
-    if isinstance(file, str):
-        mode |= (mode & 0o444) >> 2
-    if os.geteuid() == 0 and (mine.st_uid, mine.st_gid) != (theirs.st_uid, theirs.st_gid):
-        os.chown(file, theirs.st_uid, theirs.st_gid)
-    if mine.st_mode & 0o777 != mode:
-        os.chmod(file, mode)
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:

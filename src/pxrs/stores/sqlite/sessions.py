@@ -31,8 +31,9 @@ from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost
+from pxrs.stores.sqlite.beside import make_folder_beside, open_beside, open_found
 from pxrs.stores.sqlite.failures import translate_os
-from pxrs.stores.sqlite.posix import make_folder_beside, open_beside, try_lock
+from pxrs.stores.sqlite.posix import try_lock
 from pxrs.stores.timed_sessions import is_lent, validate_ttl
 
 _STAMP = struct.Struct("=d")
@@ -141,7 +142,7 @@ class SessionFiles:
         path = os.path.join(self.path, name)
         with typed_errors(path):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_found(path, os.O_RDONLY)
             except FileNotFoundError:
                 yield None
                 return

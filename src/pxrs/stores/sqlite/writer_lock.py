@@ -19,8 +19,9 @@ import os
 import time
 
 from pxrs.clock import Clock
+from pxrs.stores.sqlite.beside import open_beside
 from pxrs.stores.sqlite.change_counters import Control
-from pxrs.stores.sqlite.posix import closing_on_failure, open_beside, try_lock, unlock
+from pxrs.stores.sqlite.posix import closing_on_failure, try_lock, unlock
 
 _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005

@@ -30,14 +30,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pxrs.errors import PxrsError
+from pxrs.errors import PxrsError, StoreUnavailable
 from pxrs.loop import Loop
 from pxrs.stores.rows import DELAYED, HELD, READY
+from pxrs.stores.sqlite.beside import make_folder_beside, open_beside, open_found
 from pxrs.stores.sqlite.posix import (
     boot_id,
     closing_on_failure,
-    make_folder_beside,
-    open_beside,
     try_lock,
 )
 from pxrs.stores.sqlite.queues.rows import number_of
@@ -420,8 +419,8 @@ class Verdicts:
         if not _NAME.fullmatch(name):
             return True
         try:
-            fd = os.open(os.path.join(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            fd = open_found(os.path.join(self._folder, name), os.O_RDONLY)
+        except (OSError, StoreUnavailable):
             return True
         try:
             if not try_lock(fd, shared=True):
@@ -451,8 +450,8 @@ class Verdicts:
 
     def _is_free(self, name: str) -> bool:
         try:
-            fd = os.open(os.path.join(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            fd = open_found(os.path.join(self._folder, name), os.O_RDONLY)
+        except (OSError, StoreUnavailable):
             return False
         try:
             # One that is not named yet may not be locked yet, either.

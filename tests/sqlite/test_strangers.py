@@ -1,0 +1,174 @@
+"""Files that somebody else has put beside the database: refused, and never changed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pxrs.errors import StoreError
+from pxrs.stores.sqlite.stores import SqliteStores
+from support.child import Child
+from support.inside import say
+
+pytestmark = [
+    pytest.mark.engine("sqlite"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
+]
+NOBODY = 65534
+COMPANIONS = ("control", "bell", "queue.lock", "writer.lock")
+
+
+@pytest.fixture
+def theirs() -> Iterator[Path]:
+    """A folder of another user, with a database of theirs in it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        os.chown(folder, NOBODY, NOBODY)
+        stores = SqliteStores(str(folder / "app.db"))
+        stores.close()
+        shutil.rmtree(folder / "app.db-pxrs")
+        os.chown(folder / "app.db", NOBODY, NOBODY)
+        yield folder
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file of root that nobody else may read."""
+    file = tmp_path / "secret"
+    file.write_bytes(b"root's own")
+    file.chmod(0o600)
+    return file
+
+
+def untouched(file: Path) -> bool:
+    found = file.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    return (found.st_uid, mode, file.read_bytes()) == (0, 0o600, b"root's own")
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_a_link_to_a_file_of_root_is_refused(
+    theirs: Path, secret: Path, name: str, plant: Callable[[Path, Path], None]
+) -> None:
+    (theirs / "app.db-pxrs").mkdir()
+    source = secret
+    if plant is os.link:
+        # A hard link needs the same file system.
+        source = theirs / "secret"
+        shutil.copy2(secret, source)
+        source.chmod(0o600)
+    plant(source, theirs / "app.db-pxrs" / name)
+    with pytest.raises(StoreError, match=rf"{name} .*(link|links).*remove"):
+        SqliteStores(str(theirs / "app.db"))
+    assert untouched(source)
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_what_is_no_file_is_refused(theirs: Path, name: str) -> None:
+    (theirs / "app.db-pxrs").mkdir()
+    os.mkfifo(theirs / "app.db-pxrs" / name)
+    with pytest.raises(StoreError, match=rf"{name} must be a regular file"):
+        SqliteStores(str(theirs / "app.db"))
+
+
+def test_a_link_that_leads_nowhere_yet_makes_no_file(theirs: Path, tmp_path: Path) -> None:
+    (theirs / "app.db-pxrs").mkdir()
+    (theirs / "app.db-pxrs" / "control").symlink_to(tmp_path / "made")
+    with pytest.raises(StoreError, match="symbolic link"):
+        SqliteStores(str(theirs / "app.db"))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "sessions"])
+def test_a_folder_that_is_a_link_is_refused(theirs: Path, tmp_path: Path, inside: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if inside:
+        (theirs / "app.db-pxrs").mkdir()
+    (theirs / "app.db-pxrs" / inside).symlink_to(elsewhere)
+    with pytest.raises(StoreError, match="must be a folder, and no symbolic link"):
+        SqliteStores(str(theirs / "app.db")).coord.session(60.0)
+    assert os.listdir(elsewhere) == []
+    assert (elsewhere.stat().st_uid, stat.S_IMODE(elsewhere.stat().st_mode)) == (0, 0o700)
+
+
+def test_a_folder_that_was_there_keeps_its_owner_and_mode(theirs: Path) -> None:
+    (theirs / "app.db-pxrs").mkdir(mode=0o750)
+    stores = SqliteStores(str(theirs / "app.db"))
+    stores.close()
+    found = (theirs / "app.db-pxrs").stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o750)
+
+
+def test_a_database_behind_a_link_of_another_user_is_refused(theirs: Path, tmp_path: Path) -> None:
+    (theirs / "mine.db").symlink_to(tmp_path / "made.db")
+    os.lchown(theirs / "mine.db", NOBODY, NOBODY)
+    with pytest.raises(StoreError, match="symbolic link of another user"):
+        SqliteStores(str(theirs / "mine.db"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_database_behind_a_link_of_ones_own_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
+    SqliteStores(str(tmp_path / "link.db")).close()
+    assert (tmp_path / "real.db-pxrs").is_dir()
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_link_in_place_of_sqlites_own_files_is_refused(
+    theirs: Path, secret: Path, ending: str
+) -> None:
+    (theirs / f"app.db{ending}").symlink_to(secret)
+    with pytest.raises(StoreError, match=f"app.db{ending} .*symbolic link"):
+        SqliteStores(str(theirs / "app.db"))
+    assert untouched(secret)
+
+
+def hold_as_a_reader(path: str) -> None:
+    """Take the lock of a file as a user who has no right to write it; say what came of it."""
+    os.setgroups([])
+    os.setgid(1234)
+    os.setuid(1234)
+    try:
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except PermissionError:
+        say("refused")
+    else:
+        say("held")
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_who_may_only_read_the_database_cant_hold_its_locks(theirs: Path, name: str) -> None:
+    (theirs / "app.db").chmod(0o644)
+    stores = SqliteStores(str(theirs / "app.db"))
+    with Child(hold_as_a_reader, str(theirs / "app.db-pxrs" / name)) as child:
+        said = child.read()
+    stores.close()
+    assert said == "refused"
+
+
+@pytest.mark.parametrize(
+    ("database", "file", "folder"),
+    [(0o644, 0o600, 0o700), (0o664, 0o660, 0o770), (0o666, 0o666, 0o777), (0o600, 0o600, 0o700)],
+)
+def test_only_who_may_write_the_database_may_use_what_is_beside_it(
+    theirs: Path, database: int, file: int, folder: int
+) -> None:
+    (theirs / "app.db").chmod(database)
+    stores = SqliteStores(str(theirs / "app.db"))
+    session = stores.coord.session(3600.0)
+    beside = theirs / "app.db-pxrs"
+    modes = {each.is_dir(): stat.S_IMODE(each.stat().st_mode) for each in beside.rglob("*")}
+    session.close()
+    stores.close()
+    assert modes == {True: folder, False: file}
+    assert stat.S_IMODE(beside.stat().st_mode) == folder
