@@ -32,6 +32,9 @@ _MOST_PARTITIONS = 100_000
 # A year, and half of what a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
 MOST_BYTES = 2**29
+# Consumers refuse compressed batches that are larger, or have more messages than fit into these.
+MOST_COMPRESSED_BATCH = 4 * 2**20
+MOST_COMPRESSED_MESSAGE = 64 * 2**20
 _LOGIN = re.compile(r"(?P<scheme>[\w+]*://)(?P<user>[^/@:\s]*)(?P<colon>:?)[^/\s]*@")
 _SECRETS = re.compile(r"(?<=[?&])((?:ssl)?passw(?:or)?d=)[^&\s]*", re.IGNORECASE)
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -193,6 +196,13 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"buffer_bytes must be at least max_message_bytes ({self.max_message_bytes}), "
                 f"got {self.buffer_bytes}"
             )
+        if self.compression != "none":
+            _bytes("batch_bytes with compression", self.batch_bytes, MOST_COMPRESSED_BATCH)
+            _bytes(
+                "max_message_bytes with compression",
+                self.max_message_bytes,
+                MOST_COMPRESSED_MESSAGE,
+            )
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,9 +210,9 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
     the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
-    fetched ahead, of all partitions together. `stuck_after`: how long a handler may be at the
-    same messages before that is reported. `static`: the member keeps its name, and its partitions
-    wait for it.
+    fetched ahead, decompressed, of all partitions together. `stuck_after`: how long a handler may
+    be at the same messages before that is reported. `static`: the member keeps its name, and its
+    partitions wait for it.
     """
 
     group: str

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from operator import attrgetter
 from typing import Any
 
-from pxrs.codec.batches import MAX_TIMESTAMP, decode
+from pxrs.codec.batches import MAX_TIMESTAMP, decode, decode_sized
 from pxrs.errors import OffsetOutOfRange
 from pxrs.serde import Serde, check_serde
 from pxrs.stores.api import LogStore
@@ -84,19 +84,19 @@ class Decoder:
 
 def messages_of(batch: StoredBatch | StoredRows, fence: Fence) -> list[Message]:
     """All messages of the batch, before any serde; `DamagedBatch` if it is not whole."""
+    return sized_messages_of(batch, fence)[0]
+
+
+def sized_messages_of(batch: StoredBatch | StoredRows, fence: Fence) -> tuple[list[Message], int]:
+    """All messages of the batch, and about how many bytes they take, decompressed."""
     if isinstance(batch, StoredRows):
-        return [Message(fence, *row) for row in batch.rows]
-    return decode(batch, fence)
+        return [Message(fence, *row) for row in batch.rows], batch.size
+    return decode_sized(batch, fence)
 
 
 def has_messages(batch: StoredBatch | StoredRows) -> bool:
     """Whether there are any: a source may have none for a partition for a while."""
     return not isinstance(batch, StoredRows) or bool(batch.rows)
-
-
-def size_of(batch: StoredBatch | StoredRows) -> int:
-    """About how many bytes the batch takes."""
-    return batch.size if isinstance(batch, StoredRows) else len(batch.data)
 
 
 def cut(messages: list[Message], offset: int) -> list[Message]:

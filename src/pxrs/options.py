@@ -67,7 +67,7 @@ class MemberOptions(TypedDict, total=False):
         last offset that was handled elsewhere, of each topic: {"events": 48213}.
     on_trimmed: what to do when retention has removed the checkpoint's message: "error" to raise,
         or jump to "earliest" or "latest", which is recorded.
-    prefetch_bytes: how much is fetched ahead, of all partitions together.
+    prefetch_bytes: how much is fetched ahead, decompressed, of all partitions together.
     stuck_after: seconds that a handler may be at the same messages before that is reported.
     session_ttl: seconds that a member that is frozen or cut off keeps its partitions.
     debounce: seconds that a change of the group waits for more: many joins, one rebalance.

@@ -336,6 +336,17 @@ class TestPrefetching:
         found = sorted((message.partition, message.offset) for message in rest)
         assert found == [(number, offset) for number in range(8) for offset in (1, 2)]
 
+    def test_counts_bytes_that_are_decompressed(self, topic: Pxrs) -> None:
+        """50 batches of 100 KB each are 10 KB in the log."""
+        with topic.producer(batch_bytes=1, compression="zstd") as producer:
+            for _ in range(50):
+                producer.send("t", bytes(100_000), partition=0)
+        with join(topic, prefetch_bytes=250_000) as consumer:
+            for number in range(50):
+                assert offsets(take(consumer, 1)) == [number]
+                (owned,) = (each for each in consumer._steps.table.partitions.values() if each.size)
+                assert owned.waiting <= 2, "and the one that was taken, which came over the limit"
+
     def test_everybody_has_a_turn(self, px: Pxrs) -> None:
         px.topics.create("t", 4)
         for number in range(4):

@@ -124,6 +124,20 @@ def test_a_buffer_smaller_than_a_message_is_refused() -> None:
     ProducerSettings(buffer_bytes=1000, max_message_bytes=1000, batch_bytes=1)
 
 
+def test_compressed_batches_are_no_larger_than_consumers_decode() -> None:
+    most: dict[str, Any] = {
+        "max_message_bytes": 64 * 2**20,
+        "batch_bytes": 4 * 2**20,
+        "buffer_bytes": 2**30,
+    }
+    ProducerSettings(compression="zstd", **most)
+    for name in ("max_message_bytes", "batch_bytes"):
+        more = most | {name: most[name] + 1}
+        ProducerSettings(**more)
+        with pytest.raises(ConfigError, match=f"{name} with compression must be .* {most[name]}"):
+            ProducerSettings(compression="zstd", **more)
+
+
 _BYTES = ("batch_bytes", "buffer_bytes", "max_message_bytes")
 _SECONDS = ("linger", "max_block", "delivery_timeout")
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from pxrs.codec.lengths import lengths_fit
+from pxrs.codec.unpacking import unpack
 from pxrs.errors import ConfigError, DamagedBatch, InvalidRequest, MessageTooLarge, quoted
 from pxrs.types import Batch, Fence, Header, Message, StoredBatch
 
@@ -22,6 +24,10 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 RECORD_OVERHEAD = 36
 HEADER_SIZE = 61
 MAX_TIMESTAMP = 2**63 - 1
+# What any compressed batch may decompress to, so that a few stored bytes can't take all memory. A
+# producer's settings keep its batches below this.
+MOST_UNPACKED = 65 * 2**20
+MOST_PACKED_MESSAGES = 2**19
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
@@ -34,7 +40,10 @@ _PRODUCER_AT = 43
 _MAGIC = 2
 _MAX_SIZE = 2**31 - 1
 _COMPRESSION_BITS = 0b111
-_XERIAL = b"\x82SNAPPY\0"
+# No varint is longer, and the codec's reader looks at two of them past the end at most.
+_BEHIND = bytes(32)
+# To walk through a record costs as much as to copy so many bytes.
+_LARGE_RECORD = 64 * 2**10
 
 
 class Builder(Protocol):
@@ -116,6 +125,7 @@ def _import_codec() -> _Codec:
         EOFError,
         OSError,
         OverflowError,
+        IndexError,
         ValueError,
     )
     return _Codec(DefaultRecordBatchBuilder, DefaultRecordBatch, crc32c_cython, damage)
@@ -194,6 +204,17 @@ def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequenc
     )
 
 
+def filler(count: int) -> bytes:
+    """Makes a batch that takes up offsets and is never read: it claims more messages than it has.
+
+    Logs that compare a batch with its place find that it fits.
+    """
+    data = encode([(None, b"trimmed before it was copied", [], 0)]).data
+    header = read_header(data)._replace(last_offset_delta=count - 1, count=count)
+    _HEADER.pack_into(data, 0, *header)
+    return bytes(data)
+
+
 def read_header(data: bytes | bytearray) -> BatchHeader:
     """Reads the header's fields, unchecked."""
     return BatchHeader(*_HEADER.unpack_from(data))
@@ -218,14 +239,12 @@ def read_batch(data: bytes, most: int) -> Batch:
         )
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise InvalidRequest("a batch with a producer id must have an epoch and a sequence")
+    base = header.base_offset
     try:
-        _check_unpacked_size(header.attributes & _COMPRESSION_BITS, data[HEADER_SIZE:], most)
-        base = header.base_offset
-        messages = decode(StoredBatch(base, base + header.count, data), Fence("", 0, 0))
+        stored = StoredBatch(base, base + header.count, data)
+        messages, _ = decode_sized(stored, Fence("", 0, 0), most)
     except DamagedBatch as error:
         raise InvalidRequest(f"the record batch can't be decoded: {error}") from None
-    except _load().damage as error:
-        raise InvalidRequest(f"the record batch can't be unpacked: {error}") from None
     if [message.offset - base for message in messages] != list(range(header.count)):
         raise InvalidRequest("the offsets inside the batch must be 0, 1, 2, … from its base")
     if any(not 0 <= message.timestamp <= MAX_TIMESTAMP for message in messages):
@@ -240,45 +259,6 @@ def read_batch(data: bytes, most: int) -> Batch:
     )
 
 
-def _check_unpacked_size(compression: int, packed: bytes, most: int) -> None:
-    """Refuses a batch that decompresses to more than `most` bytes, without decompressing it all."""
-    import cramjam
-
-    if compression == COMPRESSIONS["none"]:
-        return
-    if compression == COMPRESSIONS["gzip"]:
-        unpacking = zlib.decompressobj(wbits=31)
-        unpacking.decompress(packed, most)
-        over = bool(unpacking.unconsumed_tail) or bool(unpacking.unused_data)
-    elif compression == COMPRESSIONS["snappy"]:
-        over = sum(map(cramjam.snappy.decompress_raw_len, _snappy_blocks(packed))) > most
-    elif compression in (COMPRESSIONS["lz4"], COMPRESSIONS["zstd"]):
-        unpack = cramjam.lz4 if compression == COMPRESSIONS["lz4"] else cramjam.zstd
-        try:
-            unpack.decompress_into(packed, bytearray(most))
-            over = False
-        except cramjam.DecompressionError:
-            over = True
-    else:
-        raise InvalidRequest(f"compression {compression} is not known")
-    if over:
-        raise InvalidRequest(f"the batch must decompress to at most {most} bytes, whole")
-
-
-def _snappy_blocks(packed: bytes) -> list[bytes]:
-    """The blocks of Kafka's snappy framing, or the one block of plain snappy."""
-    if not packed.startswith(_XERIAL):
-        return [packed]
-    blocks, at = [], len(_XERIAL) + 8
-    while at + 4 <= len(packed):
-        (length,) = struct.unpack_from(">i", packed, at)
-        if length < 0:
-            raise ValueError("a block of negative length")
-        blocks.append(packed[at + 4 : at + 4 + length])
-        at += 4 + length
-    return blocks
-
-
 def set_base_offset(data: bytearray, base: int) -> None:
     """Place the batch in its log. The base offset lies outside the checksum."""
     _BASE_OFFSET.pack_into(data, 0, base)
@@ -286,6 +266,17 @@ def set_base_offset(data: bytearray, base: int) -> None:
 
 def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
     """Decodes a batch's messages; raises `DamagedBatch` if the checksum or a field is wrong."""
+    return decode_sized(batch, fence)[0]
+
+
+def decode_sized(
+    batch: StoredBatch, fence: Fence, most: int | None = None
+) -> tuple[list[Message], int]:
+    """Decodes a batch's messages, and returns how many bytes the batch is decompressed.
+
+    One that decompresses to more than `most` bytes, or than any batch may, is damaged too: that
+    is found out before it takes the memory.
+    """
     codec = _load()
     data = batch.data
     try:
@@ -296,10 +287,8 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
             raise _damaged(batch, fence, "its header does not fit its length")
         if header.base_offset != batch.base or header.count != batch.next - batch.base:
             raise _damaged(batch, fence, "its offsets are not those it was stored under")
-        reader = codec.reader(data)
-        if not reader.validate_crc():
-            raise _damaged(batch, fence, "the checksum is wrong")
-        return [
+        reader, size = _reader(codec, header, data, most)
+        messages = [
             Message(
                 fence,
                 record.offset,
@@ -311,17 +300,53 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
             )
             for record in reader
         ]
+        return messages, size
     except codec.damage as error:
         raise _damaged(batch, fence, str(error) or type(error).__name__) from error
+    except MemoryError:
+        # The codec asks for as much memory as a length says, if that is near 2^63.
+        if lengths_fit(
+            _plain(read_header(data), data, most)[HEADER_SIZE:], batch.next - batch.base
+        ):
+            raise
+        raise _damaged(batch, fence, "a length in it is absurd") from None
 
 
-def unpacked_size(data: bytes | bytearray, messages: Iterable[Message]) -> int:
-    """About how many bytes a batch's messages are once they are decompressed."""
-    if not read_header(data).attributes & _COMPRESSION_BITS:
-        return len(data)
-    return sum(
-        RECORD_OVERHEAD + len(each.key or b"") + len(each.value or b"") for each in messages
-    ) + sum(len(name) + len(it or b"") for each in messages for name, it in each.headers)
+def _reader(
+    codec: _Codec, header: BatchHeader, data: bytes | bytearray, most: int | None
+) -> tuple[Any, int]:
+    """The codec's reader of the batch, whose checksum is right, and the size decompressed.
+
+    The reader looks for the end of a number beyond the end of its buffer. So either a few bytes
+    stand there, or, where a copy would cost more, all numbers are known to end before.
+    """
+    if header.attributes & _COMPRESSION_BITS:
+        if not codec.reader(data).validate_crc():
+            raise ValueError("the checksum is wrong")
+        plain = _plain(header, data, most)
+        return codec.reader(plain), len(plain)
+    large = len(data) > header.count * _LARGE_RECORD
+    reader = codec.reader(data if large else _plain(header, data, most))
+    if not reader.validate_crc():
+        raise ValueError("the checksum is wrong")
+    if large and not lengths_fit(memoryview(data)[HEADER_SIZE:], header.count):
+        raise ValueError("a length in it goes past its end")
+    return reader, len(data)
+
+
+def _plain(header: BatchHeader, data: bytes | bytearray, most: int | None) -> memoryview:
+    """The batch with its records decompressed, and room behind it that the reader may look at."""
+    compression = header.attributes & _COMPRESSION_BITS
+    if not compression:
+        return memoryview(b"".join((data, _BEHIND)))[: len(data)]
+    if header.count > MOST_PACKED_MESSAGES:
+        raise ValueError(f"compressed, it must have at most {MOST_PACKED_MESSAGES} messages")
+    bound = MOST_UNPACKED if most is None else min(most, MOST_UNPACKED)
+    packed = memoryview(data)[HEADER_SIZE:]
+    unpacked = unpack(compression, packed, bound, (HEADER_SIZE, len(_BEHIND)))
+    attributes = header.attributes & ~_COMPRESSION_BITS
+    _HEADER.pack_into(unpacked.buffer, 0, *header._replace(attributes=attributes))
+    return memoryview(unpacked.buffer)[: HEADER_SIZE + unpacked.size]
 
 
 def _damaged(batch: StoredBatch, fence: Fence, why: str) -> DamagedBatch:

@@ -17,7 +17,7 @@ from pxrs.config import ConsumerSettings
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
-from pxrs.decoding import Decoder, cut, messages_of, size_of
+from pxrs.decoding import Decoder, cut, sized_messages_of
 from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
 from pxrs.stores.api import FetchesMany, LogStore, SettlesLate
 from pxrs.topics import is_virtual, named
@@ -119,9 +119,9 @@ class Fetcher:
         came, room = False, self._settings.prefetch_bytes
         with closing(self._fetched(behind)) as coming:
             for owned, place, fetched in coming:
-                batches = fetched.batches if isinstance(fetched, Fetched) else ()
-                owned.size = sum(map(size_of, batches))
-                came = troubles.attempt(owned, partial(self._fill, owned, place, fetched)) or came
+                fill = partial(self._fill, owned, place, fetched, max(room, self._most))
+                owned.size = 0
+                came = troubles.attempt(owned, fill) or came
                 room -= owned.size
                 if room <= 0 and came:
                     # The others come next time: those that were served stand behind them then.
@@ -220,7 +220,10 @@ class Fetcher:
         with self._table.lock:
             return _Place(owned.turn, owned.position)
 
-    def _fill(self, owned: OwnedPartition, place: _Place, fetched: Fetched | Exception) -> bool:
+    def _fill(
+        self, owned: OwnedPartition, place: _Place, fetched: Fetched | Exception, room: int
+    ) -> bool:
+        """Decodes what was fetched; what goes beyond the room, decompressed, is fetched again."""
         if owned.turn != place.turn:
             return False
         if isinstance(fetched, OffsetOutOfRange):
@@ -234,8 +237,11 @@ class Fetcher:
         position = place.position
         try:
             for batch in fetched.batches:
-                found = cut(messages_of(batch, owned.fence), position)
-                self._decoder.deserialize_into(messages, found)
+                if owned.size >= room and messages:
+                    break
+                found, size = sized_messages_of(batch, owned.fence)
+                owned.size += size
+                self._decoder.deserialize_into(messages, cut(found, position))
                 position = batch.next
         except Exception:
             if not messages:

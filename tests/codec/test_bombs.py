@@ -1,0 +1,192 @@
+"""Batches that decompress to gigabytes, and mutated ones: refused before they take the memory."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cramjam
+import pytest
+
+from pxrs.codec import batches
+from pxrs.config import MOST_COMPRESSED_BATCH, MOST_COMPRESSED_MESSAGE
+from pxrs.errors import DamagedBatch, InvalidRequest
+from pxrs.types import Fence, StoredBatch
+from support.batch_fuzz import resealed, stored
+
+FENCE = Fence("orders", 3, 9)
+MILLION = 10**6
+TESTS = Path(__file__).parents[1]
+
+RUN_IN_A_PROCESS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from pxrs.codec import batches
+from pxrs.errors import DamagedBatch
+from pxrs.types import Fence, StoredBatch
+count, data = int(sys.argv[1]), bytes.fromhex(sys.stdin.read())
+batches.new_builder(100)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    batches.decode(StoredBatch(0, count, data), Fence("t", 0, 0))
+except DamagedBatch as error:
+    print(error)
+print("MB:", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def batch_of(packed: bytes, compression: str, count: int = 1) -> bytes:
+    """A batch whose packed records are these bytes."""
+    data = batches.encode([(None, b"x", [], 0)]).data[: batches.HEADER_SIZE]
+    struct.pack_into(">h", data, 21, batches.COMPRESSIONS[compression])
+    struct.pack_into(">i", data, 57, count)
+    return resealed(data + packed)
+
+
+def decoded_elsewhere(data: bytes, count: int = 1) -> tuple[str, int]:
+    """What a process with little memory says of the batch, and how many MB that took."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_IN_A_PROCESS, str(count)],
+        input=data.hex(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, _, taken = done.stdout.rpartition("MB:")
+    return said, int(taken)
+
+
+def zstd_in_pieces(size: int) -> bytes:
+    """Zeros as blocks of one repeated byte, in a frame that does not tell its size."""
+    most = 128 * 2**10
+    frame = bytearray(bytes.fromhex("28b52ffd 00 58"))
+    for left in range(size, 0, -most):
+        block = min(left, most)
+        frame += ((block << 3) | (1 << 1) | (left <= most)).to_bytes(3, "little") + b"\0"
+    return bytes(frame)
+
+
+def lz4_frame(size: int) -> bytes:
+    packing = cramjam.lz4.Compressor(level=9, content_checksum=False, block_linked=False)
+    packing.compress(bytes(size))
+    return bytes(packing.finish())
+
+
+def xerial(*blocks: bytes) -> bytes:
+    head = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+    return head + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+
+
+CLAIMS_4_GB = b"\xff\xff\xff\xff\x0f" + b"\0" * 9
+BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "snappy that claims 4 GB": lambda: ("snappy", CLAIMS_4_GB),
+    "a block of snappy that claims 4 GB": lambda: ("snappy", xerial(CLAIMS_4_GB)),
+    "snappy": lambda: ("snappy", xerial(*[bytes(cramjam.snappy.compress_raw(bytes(2**20)))] * 100)),
+    "gzip": lambda: ("gzip", gzip.compress(bytes(100 * MILLION))),
+    "gzip of many members": lambda: ("gzip", gzip.compress(bytes(MILLION)) * 100),
+    "lz4": lambda: ("lz4", lz4_frame(100 * MILLION)),
+    "zstd": lambda: ("zstd", bytes(cramjam.zstd.compress(bytes(100 * MILLION)))),
+    "zstd that does not tell": lambda: ("zstd", zstd_in_pieces(3000 * MILLION)),
+    "zstd that claims 4 GB": lambda: ("zstd", bytes.fromhex("28b52ffd a0 ffffffff 010000")),
+    "zstd that claims 2^64": lambda: ("zstd", bytes.fromhex("28b52ffd e0 ffffffffffffffff 010000")),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_damage_and_takes_little_memory(name: str) -> None:
+    compression, packed = BOMBS[name]()
+    said, taken = decoded_elsewhere(batch_of(packed, compression))
+    assert "is damaged" in said
+    assert taken < 100
+
+
+def test_75_bytes_that_claim_4_gb() -> None:
+    data = batch_of(CLAIMS_4_GB, "snappy")
+    assert len(data) == 75
+    with pytest.raises(DamagedBatch, match=r"decompress to at most \d+ bytes"):
+        batches.decode(StoredBatch(0, 1, data), FENCE)
+
+
+def test_more_messages_than_a_compressed_batch_may_have_are_damage() -> None:
+    count = batches.MOST_PACKED_MESSAGES + 1
+    record = bytes([12, 0, 0, 0, 1, 1, 0])
+    packed = bytes(cramjam.zstd.compress(record * count))
+    said, taken = decoded_elsewhere(batch_of(packed, "zstd", count), count)
+    assert f"at most {count - 1} messages" in said
+    assert taken < 10
+
+
+def test_no_batch_that_settings_allow_is_over_the_bounds() -> None:
+    builder = batches.new_builder(MOST_COMPRESSED_BATCH, 4)
+    count = 0
+    while builder.append(count, 0, None, None, []) is not None:
+        count += 1
+    batch = batches.seal(builder)
+    assert MOST_COMPRESSED_BATCH // 10 < count == batch.count <= batches.MOST_PACKED_MESSAGES
+    assert batches.decode_sized(StoredBatch(0, count, bytes(batch.data)), FENCE)[1] > 4_190_000
+    assert MOST_COMPRESSED_MESSAGE + 2**20 <= batches.MOST_UNPACKED
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_what_is_at_the_bound_is_read(compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches.encode([(None, bytes(200_000), [], 0)], compression=compression)
+    whole = len(batches.encode([(None, bytes(200_000), [], 0)]).data) - batches.HEADER_SIZE
+    there = StoredBatch(0, 1, bytes(batch.data))
+    monkeypatch.setattr(batches, "MOST_UNPACKED", whole)
+    assert batches.decode_sized(there, FENCE)[1] == whole + batches.HEADER_SIZE
+    monkeypatch.setattr(batches, "MOST_UNPACKED", whole - 1)
+    with pytest.raises(DamagedBatch, match=f"at most {whole - 1} bytes"):
+        batches.decode(there, FENCE)
+    with pytest.raises(InvalidRequest, match=f"at most {whole - 1} bytes"):
+        batches.read_batch(there.data, 2**30)
+
+
+def test_zstd_in_blocks_that_do_not_tell_their_size_is_read() -> None:
+    records = bytes(batches.encode([(None, bytes(500_000), [], 0)]).data[batches.HEADER_SIZE :])
+    head, zeros = records.rstrip(b"\0"), len(records) - len(records.rstrip(b"\0"))
+    frame = bytes.fromhex("28b52ffd 00 58")
+    frame += (len(head) << 3).to_bytes(3, "little") + head
+    frame += zstd_in_pieces(zeros)[6:]
+    assert batches.decode(stored(batch_of(frame, "zstd")), FENCE)[0].value == bytes(500_000)
+
+
+@pytest.mark.parametrize("length", [2**63 - 1, 2**63 - 60, 2**63 - 100, 2**62, 2**31])
+def test_a_length_that_no_memory_holds_is_damage(length: int) -> None:
+    from support.batch_fuzz import _varint
+
+    record = b"\0\0\0" + _varint(2) + b"kk" + _varint(length) + bytes(120)
+    with pytest.raises(DamagedBatch):
+        batches.decode(stored(batch_of(_varint(len(record)) + record, "none")), FENCE)
+
+
+def test_memory_that_ran_out_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told that a batch is damaged skips it."""
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(batches, "Message", no_memory)
+    with pytest.raises(MemoryError):
+        batches.decode(stored(batch_of(bytes([12, 0, 0, 0, 1, 1, 0]), "none")), FENCE)
+
+
+def test_no_mutated_batch_kills_the_process_or_raises_a_foreign_error(
+    request: pytest.FixtureRequest,
+) -> None:
+    """`--fuzz 1000000` tries a million."""
+    wanted: int = request.config.getoption("--fuzz")
+    few = 2_000 if request.config.getoption("--fast") else 10_000
+    done = subprocess.run(
+        [sys.executable, "-m", "support.batch_fuzz", str(wanted or few), "1"],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=60 + (wanted or few) / 200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
