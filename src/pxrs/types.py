@@ -112,6 +112,13 @@ class Bounds(NamedTuple):
     end: int
 
 
+class Counted(NamedTuple):
+    """How many messages there are; an estimate if it is not `exact`."""
+
+    messages: int
+    exact: bool
+
+
 class Version(msgspec.Struct, frozen=True, order=True, gc=False):
     """The version of a key's value. `index` rises with every write to the key's shard.
 

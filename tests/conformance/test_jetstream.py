@@ -86,6 +86,7 @@ def test_conforms(check: Rule, lab: JetStreamLab) -> None:
     check(lab)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", log_checks(), ids=lambda check: check.__name__)
 def test_conforms_with_three_replicas(check: Rule, replicated_lab: JetStreamLab) -> None:
     """Each handle may be connected to another node, and reads may come from a follower."""

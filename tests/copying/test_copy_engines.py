@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -42,7 +43,7 @@ def source(tmp_path: Path) -> str:
 @pytest.fixture
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     first, *rest = [request.getfixturevalue(name) for name in ENGINES[request.param]]
-    url = " log=".join([first, *rest])
+    url = " log=".join([first, *(f"{log}/t-{secrets.token_hex(6)}" for log in rest)])
     yield url
     with pxrs.connect(url) as px:
         for topic in px.topics.list():

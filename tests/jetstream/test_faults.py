@@ -64,6 +64,7 @@ def test_the_streams_leader_is_killed_under_load(cluster: Engine, replicated: Px
     load.check(replicated)
 
 
+@pytest.mark.thorough
 def test_every_node_is_restarted_in_turn(cluster: Engine, replicated: Pxrs) -> None:
     replicated.topics.create(TOPIC, partitions=4)
     load = Load(replicated, TOPIC)

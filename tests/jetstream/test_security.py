@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import nkeys
@@ -15,6 +18,7 @@ from pxrs.stores.api import LogStore
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import LogPartition
+from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
 
 pytestmark = pytest.mark.engine("nats")
@@ -118,3 +122,58 @@ def test_files_that_are_not_there(nats_url: str) -> None:
     for option in ("ca=/no/such.pem", "credentials=/no/such.creds"):
         with pytest.raises(ConfigError, match="/no/such"):
             use(f"{nats_url}?{option}")
+
+
+class Greeter:
+    """A server that greets without asking for TLS, and keeps what it is sent then."""
+
+    def __init__(self, greeting: dict[str, object]) -> None:
+        self._greeting = greeting
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.heard = b""
+        self._thread = threading.Thread(target=self._greet)
+        self._thread.start()
+
+    def _greet(self) -> None:
+        caller, _ = self._listening.accept()
+        with caller:
+            caller.sendall(b"INFO " + json.dumps(self._greeting).encode() + b"\r\n")
+            while more := caller.recv(4096):
+                self.heard += more
+                if b"PING" in more:
+                    caller.sendall(b"PONG\r\n")
+
+    def close(self) -> None:
+        self._listening.close()
+        self._thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": False}])
+def test_a_greeting_without_tls_gets_no_password(said: dict[str, object]) -> None:
+    """Who stands between takes TLS out of the greeting: nothing is sent to it."""
+    info = {"server_id": "x", "version": "2.15.0", "max_payload": 2**20, "auth_required": True}
+    greeter = Greeter({**info, **said})
+    with pytest.raises(StoreUnavailable, match="TLS"):
+        use(f"nats://ann:s3cret@{greeter.address}?tls=true&timeout=2")
+    greeter.close()
+    assert greeter.heard == b""
+
+
+def test_certificates_of_others_are_refused(new_engine: NewEngine, tmp_path: Path) -> None:
+    """Another name than the one that was dialled, and another one who vouches for it."""
+    (tmp_path / "other").mkdir()
+    cert, key = make_certificate(tmp_path)
+    stranger, _ = make_certificate(tmp_path / "other")
+    tls = {"cert_file": str(cert), "key_file": str(key)}
+    engine = new_engine("nats", settings={"tls": tls})
+    use(f"{engine.url}?ca={cert}")
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        use(f"{engine.url}?ca={stranger}")
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        use(f"{engine.url.replace('127.0.0.1', 'localhost')}?ca={cert}")
+
+
+def test_a_server_without_tls_is_refused(nats_url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="TLS"):
+        use(f"{nats_url}?tls=true")

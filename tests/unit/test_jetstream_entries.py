@@ -118,5 +118,9 @@ def test_topic_ids_are_told_apart(one: str, other: str) -> None:
 
 def test_an_entry_is_what_headers_say() -> None:
     """The format of streams that exist: a change of it needs another schema."""
-    headers = {"Px-Batch": "w1 10 13 400 9000 1700 1800 1", "Px-Producers": ""}
-    assert from_headers(headers, 5) == Entry(5, "w1", 10, 13, 400, 9000, 1700, 1800, True, "")
+    headers = {
+        "Px-Batch": "w1 10 13 400 9000 1700 1800 1",
+        "Px-Producers": "",
+        "Nats-Expected-Last-Subject-Sequence": "4",
+    }
+    assert from_headers(headers, 5) == Entry(5, "w1", 10, 13, 400, 9000, 1700, 1800, True, "", 4)

@@ -23,6 +23,7 @@ from pxrs.types import (
     Check,
     Committed,
     Conflict,
+    Counted,
     Delivery,
     Fetched,
     Held,
@@ -586,11 +587,44 @@ class SettlesLate(Protocol):
 
 
 @runtime_checkable
+class CountsMessages(Protocol):
+    """A `LogStore` with offsets that have gaps: their differences do not count messages."""
+
+    def count(
+        self, topic_id: str, ranges: Mapping[int, tuple[tuple[int, int], ...]]
+    ) -> dict[int, Counted]:
+        """Return how many messages are in these ranges of offsets, by partition.
+
+        What it costs is bounded: of many messages it is an estimate.
+        """
+        ...
+
+
+@runtime_checkable
 class TellsSizes(Protocol):
     """A `LogStore` that tells the sizes of all partitions of a topic in one go."""
 
     def sizes(self, topic_id: str) -> dict[int, int]:
         """Return what `size` would for each partition of the topic."""
+        ...
+
+
+@runtime_checkable
+class KeepsOwners(Protocol):
+    """A `LogStore` apart from its coordination, which another store may use by mistake.
+
+    Its topics bear the identity of the store that made them (`pxrs.stores.identity`).
+    """
+
+    def owned_by(self, identity: Callable[[], str]) -> None:
+        """From now on `create` is for this store: `TopicExists` for a topic that another made."""
+        ...
+
+    def held(self) -> dict[str, str]:
+        """Return the topics that are there, by their id, with the stores that made them.
+
+        A store is empty text where it is not known.
+        """
         ...
 
 

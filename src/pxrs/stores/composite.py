@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from pxrs.config import public
 from pxrs.errors import ConfigError, NotAtomic
-from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore
+from pxrs.stores.api import Atomic, CoordStore, KeepsOwners, LogStore, QueueStore
+from pxrs.stores.identity import identity_of
 
 NO_MESSAGES = (
     "{0} keeps no messages; say where they are kept: '{0} log=nats://host:4222', "
@@ -40,6 +42,8 @@ class CompositeStores:
     ) -> None:
         self.url = url
         self.coord = coord
+        if log is not None and isinstance(log, KeepsOwners):
+            log.owned_by(partial(identity_of, coord))
         self.log = log or cast(LogStore, NoLog(url))
         self._queues = queues
         self._close = list(close)

@@ -11,10 +11,10 @@ import msgspec
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.records import decode, encode
-from pxrs.errors import CopyRefused, OutcomeUnknown, TopicNotFound
+from pxrs.errors import CopyRefused, OutcomeUnknown, TopicExists, TopicNotFound
 from pxrs.operations.copy import messages, records
 from pxrs.operations.copy.messages import PartitionSum
-from pxrs.stores.api import CoordStore, Stores
+from pxrs.stores.api import CoordStore, KeepsOwners, Stores
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Put, Topic
 
@@ -156,6 +156,8 @@ class _Copier:
         queues = self._target_queues.all() if self._target_queues else []
         found = [f"record {key!r}" for key in records.lasting(self._target.coord)]
         found += [f"queue {queue.name!r}" for queue in queues]
+        if isinstance(self._target.log, KeepsOwners):
+            found += [f"messages of topic {topic_id!r}" for topic_id in self._target.log.held()]
         if found:
             raise CopyRefused(
                 f"the target is not empty: it holds {_some(found)}; copy into an empty store"
@@ -178,7 +180,7 @@ class _Copier:
         now = msgspec.structs.replace(state, topics=tuple(sorted(topic.id for topic in topics)))
         _write_state(target.coord, state, now)
         for topic in topics:
-            target.log.create(topic.id, topic.partitions)
+            self._create(topic)
         missing = sum(messages.missing_messages(source.log, target.log, topic) for topic in topics)
         advance = self._start(Phase.MESSAGES, missing)
         for topic in topics:
@@ -191,6 +193,15 @@ class _Copier:
         missing = len(records.missing_writes(source.coord, target.coord))
         records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
+
+    def _create(self, topic: Topic) -> None:
+        try:
+            self._target.log.create(topic.id, topic.partitions)
+        except TopicExists as error:
+            raise CopyRefused(
+                f"topic {topic.name!r} can't be made in the target: {error}; copy into an empty "
+                "store"
+            ) from error
 
     def _kept_topics(self) -> list[Topic]:
         """Topics whose messages the store keeps; of virtual ones only the record is copied."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from pxrs.codec.batches import encode, read_header
+from pxrs.codec.batches import filler, read_header
 from pxrs.core.sequences import SEQUENCES
 from pxrs.errors import CopyRefused, OffsetOutOfRange, OutcomeUnknown, PxrsError, SequenceGap
 from pxrs.stores.api import LogStore
@@ -103,9 +103,8 @@ class _PartitionCopy:
 
     def _fill(self, start: int, end: int) -> None:
         """Takes up offsets for which the source no longer has messages."""
-        batch = encode([(None, b"trimmed before it was copied", [], 0)])
         count = min(end - start, _LONGEST_FILLER)
-        self._append([StoredBatch(start, start + count, bytes(batch.data))])
+        self._append([StoredBatch(start, start + count, filler(count))])
 
     def _copy(self, offset: int, end: int) -> None:
         while offset < end:

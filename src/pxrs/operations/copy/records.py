@@ -16,6 +16,7 @@ from pxrs.clock import Clock
 from pxrs.core.records import Claim, decode
 from pxrs.errors import ConfigError, CopyRefused, InvalidRequest, OutcomeUnknown
 from pxrs.stores.api import CoordStore, ItemRestorer, QueueStore, Stores, lots
+from pxrs.stores.identity import FOLDER as IDENTITY_FOLDER
 from pxrs.types import (
     Check,
     Committed,
@@ -33,7 +34,8 @@ GROUPS = "group/"
 MEMBERS = "members/"
 COPY_FOLDER = "copy/"
 # Where queues are kept as records, their items are copied as items: engines keep them differently.
-_NOT_COPIED = (COPY_FOLDER, "queues/", "queue-")
+# A copy is another store, with an identity of its own.
+_NOT_COPIED = (COPY_FOLDER, IDENTITY_FOLDER, "queues/", "queue-")
 _RECORDS_PER_PAGE = 1000
 _COMMIT_BYTES = 256 * 2**10
 _ITEMS_PER_PAGE = 200

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,20 +28,21 @@ from pxrs.errors import (
     StoreUnavailable,
 )
 from pxrs.stores.api import validate_batch
+from pxrs.stores.jetstream.ends import Ends
 from pxrs.stores.jetstream.entries import (
+    EXPECTED,
     PRODUCER_MEMORY_MS,
     Entry,
     Known,
     Producers,
     follow,
-    from_headers,
     known_from_bytes,
     known_to_bytes,
     to_headers,
 )
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, Stale, passing, translated
-from pxrs.stores.jetstream.reading import Reading
-from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, TTL, Streams
+from pxrs.stores.jetstream.strays import entry_of
+from pxrs.stores.jetstream.streams import ROLLUP, TRY, TTL, Streams
 from pxrs.stores.jetstream.topics import Part, Topics
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Append, Appended, Batch, LogPartition
@@ -60,10 +62,10 @@ _Append = Callable[[Part, Batch], Awaitable[Appended | PxrsError]]
 class Appending:
     """Appends to the partitions of streams."""
 
-    def __init__(self, streams: Streams, topics: Topics, reading: Reading, clock: Clock) -> None:
+    def __init__(self, streams: Streams, topics: Topics, ends: Ends, clock: Clock) -> None:
         self._streams = streams
         self._topics = topics
-        self._reading = reading
+        self._ends = ends
         self._clock = clock
         # Partitions that kept the last call waiting, and what is still under way for them.
         self._late: set[LogPartition] = set()
@@ -122,7 +124,7 @@ class Appending:
 
     async def _one(self, part: Part, batch: Batch) -> Appended | PxrsError:
         """Append one batch, or say why not. Raises `Stale` only."""
-        attempt = _Attempt(self._streams, self._reading, self._clock, part, batch)
+        attempt = _Attempt(self._streams, self._ends, self._clock, part, batch)
         try:
             validate_batch(batch)
             return await attempt.run()
@@ -198,7 +200,7 @@ class _Attempt:
     """One batch on its way: read the end, judge, publish for that end; again until it is known."""
 
     streams: Streams
-    reading: Reading
+    ends: Ends
     clock: Clock
     part: Part
     batch: Batch
@@ -254,7 +256,7 @@ class _Attempt:
         if part.tail is not None and not fresh:
             return part.tail
         part.tail = None if fresh else part.tail
-        floor, tail = await self.reading.ends(part)
+        floor, tail = await self.ends.both(part)
         if tail.next < floor.start:
             # An operator purged the stream by hand: offsets are not given again.
             tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
@@ -273,9 +275,8 @@ class _Attempt:
             last, self.writer, batch.count, len(batch.data), batch.max_timestamp, producers
         )
         data = entry.base.to_bytes(8, "big") + batch.data[8:]
-        headers = {**to_headers(entry), EXPECTED: str(last.seq)}
         try:
-            seq = await self.streams.publish(self.part.batches, data, headers, _PUBLISH)
+            seq = await self.streams.publish(self.part.batches, data, to_headers(entry), _PUBLISH)
         except ApiError as error:
             if error.err_code in WRONG_SEQUENCE:
                 return None
@@ -313,21 +314,24 @@ class _Attempt:
 
     async def _find_mine(self, last: Entry) -> Appended | None:
         """Whether a try without an answer was stored after all."""
-        if self.unanswered is None or last.seq <= self.unanswered.seq:
+        if self.unanswered is None or last.last_seq <= self.unanswered.last_seq:
             return None
         if self.batch.producer_id >= 0 and last.writer != self.writer:
             return None  # The producer's state will tell.
-        before = self.unanswered
-        while before.seq < last.seq:
-            stored = await self.streams.next(self.part.stream, self.part.batches, before.seq + 1)
-            entry = None if stored is None else from_headers(stored.headers, stored.seq)
+        before, seq = self.unanswered, self.unanswered.last_seq
+        while seq < last.seq:
+            stored = await self.streams.next(self.part.stream, self.part.batches, seq + 1)
+            entry = None if stored is None else entry_of(stored)
+            if stored is not None and entry is None:
+                seq = stored.seq
+                continue
             if entry is None or entry.base != before.next:
                 raise OutcomeUnknown(
                     "a batch was sent, no answer came, and where it would stand was trimmed"
                 )
             if entry.writer == self.writer:
                 return Appended(entry.base)
-            before = entry
+            before, seq = entry, entry.seq
         # Another writer's message stands where it would have had to go: it never will.
         self.unanswered = None
         return None
@@ -351,16 +355,25 @@ async def put_aside(streams: Streams, part: Part, producer: int, known: Known) -
                 raise
         else:
             return
-        there = await from_aside(streams, part, producer)
+        expected, there = await _aside(streams, part, producer)
         if there is not None and there.state.batches[-1].base >= known.state.batches[-1].base:
             return
-        expected = 0 if there is None else there.aside_seq
 
 
 async def from_aside(streams: Streams, part: Part, producer: int) -> Known | None:
     """The state of a producer that was put aside."""
+    _, known = await _aside(streams, part, producer)
+    return known
+
+
+async def _aside(streams: Streams, part: Part, producer: int) -> tuple[int, Known | None]:
+    """Where a producer's state was put, and the state unless another program wrote it."""
     stored = await streams.last(part.stream, f"{part.aside}.{producer}")
     if stored is None:
-        return None
-    _, known, _ = known_from_bytes(stored.data)
-    return known._replace(aside_seq=stored.seq)
+        return 0, None
+    try:
+        _, known, _ = known_from_bytes(stored.data)
+    except (ValueError, LookupError, struct.error):
+        part.tell_stray(stored.seq)
+        return stored.seq, None
+    return stored.seq, known._replace(aside_seq=stored.seq)

@@ -18,6 +18,8 @@ from pxrs.core.sequences import ProducerState, pack, unpack
 BATCH = "Px-Batch"
 PRODUCERS = "Px-Producers"
 SEQUENCE = "Nats-Sequence"
+# The server stores a message with this header only behind the message that it names.
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 # How many producers' states travel with each batch; the others are put aside.
 INLINE = 8
@@ -29,7 +31,9 @@ class Entry(NamedTuple):
 
     `seq` is its place in the stream, `total` the bytes of all batches of the partition up to
     and including this one, `newest` the highest timestamp of all of them, `writer` what its
-    writer called it. `aside`: some producers' states are not in `producers` any more.
+    writer called it. `aside`: some producers' states are not in `producers` any more. `before`
+    is the message that it was stored behind. `through`: up to there only messages follow that
+    pxrs did not write (`strays.py`).
     """
 
     seq: int
@@ -42,6 +46,13 @@ class Entry(NamedTuple):
     newest: int
     aside: bool
     producers: str
+    before: int = 0
+    through: int = 0
+
+    @property
+    def last_seq(self) -> int:
+        """The subject's last message, if this is its last batch."""
+        return max(self.seq, self.through)
 
     @property
     def total_before(self) -> int:
@@ -70,23 +81,38 @@ def follow(
         newest=max(last.newest, max_timestamp),
         aside=last.aside if producers is None else producers.aside,
         producers=last.producers if producers is None else producers.text(),
+        before=last.last_seq,
     )
 
 
 def to_headers(entry: Entry) -> dict[str, str]:
     """Write the headers that are sent with the batch."""
-    _, writer, *numbers, aside, producers = entry
-    headers = {BATCH: " ".join(map(str, (writer, *numbers, int(aside))))}
+    _, writer, *numbers, aside, producers, before, _ = entry
+    headers = {BATCH: " ".join(map(str, (writer, *numbers, int(aside)))), EXPECTED: str(before)}
     if producers:
         headers[PRODUCERS] = producers
     return headers
 
 
 def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
-    """Read what `to_headers` has written, at its place in the stream."""
-    writer, *numbers, aside = headers[BATCH].split(" ")
-    producers = headers.get(PRODUCERS, "")
-    return Entry._make((seq, writer, *map(int, numbers), aside == "1", producers))
+    """Read what `to_headers` has written, at its place in the stream.
+
+    Raises `KeyError` or `ValueError` for headers that it has not written.
+    """
+    writer, base, end, size, total, max_timestamp, newest, aside = headers[BATCH].split(" ")
+    return Entry(
+        seq=seq,
+        writer=writer,
+        base=int(base),
+        next=int(end),
+        size=int(size),
+        total=int(total),
+        max_timestamp=int(max_timestamp),
+        newest=int(newest),
+        aside=aside == "1",
+        producers=headers.get(PRODUCERS, ""),
+        before=int(headers[EXPECTED]),
+    )
 
 
 class Known(NamedTuple):
@@ -110,7 +136,10 @@ def known_to_bytes(producer: int, known: Known) -> bytes:
 
 
 def known_from_bytes(data: bytes, at: int = 0) -> tuple[int, Known, int]:
-    """The producer, its state, and where the next one begins."""
+    """The producer, its state, and where the next one begins.
+
+    Raises `struct.error` or `ValueError` if these are not the bytes of one.
+    """
     producer, used, aside_seq, length = _HEAD.unpack_from(data, at)
     start = at + _HEAD.size
     return (
@@ -199,7 +228,7 @@ def above(entry: Entry) -> Floor:
 
 
 def floor_from_bytes(data: bytes, at: int) -> Floor:
-    """A stored floor."""
+    """A stored floor; `ValueError` if these are not the bytes of one."""
     return msgspec.structs.replace(msgspec.json.decode(data, type=Floor), at=at)
 
 

@@ -23,6 +23,11 @@ class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
     """The stream is gone, or another one bears its name now."""
 
 
+def full(error: ApiError) -> bool:
+    """Whether there is no room for another message."""
+    return error.err_code in _FULL
+
+
 def passing(error: ApiError) -> bool:
     """Whether the same request may succeed soon."""
     return error.err_code in _PASSING or _AWAY in str(error)
@@ -30,7 +35,7 @@ def passing(error: ApiError) -> bool:
 
 def translated(error: ApiError) -> StoreError | ConfigError:
     """JetStream's refusal in the words of pxrs."""
-    if error.err_code in _FULL:
+    if full(error):
         return StoreFull(f"JetStream has no room left: {error}")
     if passing(error):
         return StoreUnavailable(f"JetStream: {error}")

@@ -17,6 +17,7 @@ from pxrs.errors import Closed, OutcomeUnknown, PxrsError
 from pxrs.forks import Origin
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
+from pxrs.stores.jetstream.ends import Ends
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topics
@@ -93,6 +94,7 @@ class JetStreamLog:
     """A `LogStore` on NATS JetStream. Thread-safe; can't be used after a fork."""
 
     def __init__(self, settings: NatsSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._identity: Callable[[], str] | None = None
         self._thread = LoopThread("pxrs-nats")
         try:
             self._thread.run(self._open(settings, clock))
@@ -106,12 +108,21 @@ class JetStreamLog:
         await self._wire.open()
         streams = Streams(self._wire, settings)
         self._topics = Topics(streams, settings, clock)
-        self._reading = Reading(streams, self._topics)
-        self._appending = Appending(streams, self._topics, self._reading, clock)
+        ends = Ends(streams, self._topics)
+        self._reading = Reading(streams, ends)
+        self._appending = Appending(streams, self._topics, ends, clock)
         self._listener = ChangeListener(self._run, streams, self._topics)
 
     def create(self, topic_id: str, partitions: int) -> None:
-        self._run(self._topics.create(topic_id, partitions))
+        # Its store may ask another engine for it: not on the thread of this one.
+        owner = None if self._identity is None else self._identity()
+        self._run(self._topics.create(topic_id, partitions, owner))
+
+    def owned_by(self, identity: Callable[[], str]) -> None:
+        self._identity = identity
+
+    def held(self) -> dict[str, str]:
+        return self._run(self._topics.held())
 
     def drop(self, topic_id: str) -> None:
         self._run(self._topics.drop(topic_id))

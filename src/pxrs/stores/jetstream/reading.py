@@ -12,17 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
-from pxrs.stores.jetstream.entries import (
-    NOTHING,
-    Entry,
-    Floor,
-    above,
-    below,
-    floor_from_bytes,
-)
-from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, passing, translated
+from pxrs.stores.jetstream.ends import Ends
+from pxrs.stores.jetstream.entries import Entry, Floor, above, below
+from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
+from pxrs.stores.jetstream.strays import entry_of
 from pxrs.stores.jetstream.streams import Stored, Streams
-from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, Topics, publish_floor
+from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, publish_floor
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Bounds, Fetched, StoredBatch
 
@@ -30,52 +25,23 @@ from pxrs.types import Bounds, Fetched, StoredBatch
 class Reading:
     """Reads the partitions of streams that are there."""
 
-    def __init__(self, streams: Streams, topics: Topics) -> None:
+    def __init__(self, streams: Streams, ends: Ends) -> None:
         self._streams = streams
-        self._topics = topics
-
-    # The ends of a partition
-
-    async def floor(self, part: Part) -> Floor:
-        """Returns where the partition begins now.
-
-        Floors only rise: a leader that was just elected may not know of the last one yet.
-        """
-        stored = await self._streams.last(part.stream, part.floor)
-        if stored is None:
-            await self._topics.require_same(part)
-        elif stored.seq > part.known_floor.at:
-            part.known_floor = floor_from_bytes(stored.data, stored.seq)
-        return part.known_floor
-
-    async def tail(self, part: Part) -> Entry:
-        """The last batch that was appended by now; `NOTHING` if there never was one."""
-        known = part.tail
-        if known is not None:
-            newer = await self._streams.next(part.stream, part.batches, known.seq + 1)
-            if newer is None:
-                return known
-            part.noted(newer)
-        last = await self._streams.last(part.stream, part.batches)
-        return NOTHING if last is None else part.noted(last)
-
-    async def ends(self, part: Part) -> tuple[Floor, Entry]:
-        floor, tail = await asyncio.gather(self.floor(part), self.tail(part))
-        return floor, tail
+        self._ends = ends
 
     async def bounds(self, topic: Topic) -> dict[int, Bounds]:
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: Part) -> Bounds:
             async with limit:
-                floor, tail = await self.ends(part)
+                floor, tail = await self._ends.both(part)
                 return Bounds(floor.start, max(floor.start, tail.next))
 
         found = await asyncio.gather(*map(one, topic.parts))
         return dict(enumerate(found))
 
     async def size(self, part: Part) -> int:
-        floor, tail = await self.ends(part)
+        floor, tail = await self._ends.both(part)
         return max(0, tail.total - floor.total)
 
     # Fetching
@@ -83,64 +49,73 @@ class Reading:
     async def fetch(self, part: Part, offset: int, max_bytes: int) -> Fetched:
         seq = part.marks.at(offset)
         if seq is not None:
-            floor, (run, pending) = await asyncio.gather(
-                self.floor(part), self._run(part, seq, max_bytes)
+            floor, run = await asyncio.gather(
+                self._ends.floor(part), self._run(part, seq, offset, max_bytes)
             )
-            if offset < floor.start:
-                raise _out_of_range(part, offset, *await self.ends(part))
-            if not run or run[0][0].base == offset:
-                return await self._fetched(part, floor, offset, run, pending)
-            part.forget()
+            if offset >= floor.start and not run.odd:
+                return await self._fetched(part, floor, offset, run)
+            if run.odd:
+                part.forget()
         return await self._fetch_afresh(part, offset, max_bytes)
 
     async def _fetch_afresh(self, part: Part, offset: int, max_bytes: int) -> Fetched:
-        floor, tail = await self.ends(part)
+        floor, tail = await self._ends.both(part)
         end = max(floor.start, tail.next)
         if not floor.start <= offset <= end:
             raise _out_of_range(part, offset, floor, tail)
         if offset == end:
             return Fetched([], floor.start, end)
         seq = await self._locate(part, floor, tail, offset)
-        run, pending = await self._run(part, seq, max_bytes)
-        if not run or run[0][0].base > offset:
+        run = await self._run(part, seq, offset, max_bytes)
+        if not run.batches:
             # Purged since the floor was read, or really not there.
-            floor, tail = await self.ends(part)
+            floor, tail = await self._ends.both(part)
             if offset < floor.start:
                 raise _out_of_range(part, offset, floor, tail)
-            following = run[0][0].base if run else end
+            following = min(
+                (entry.base for entry in run.odd if offset < entry.base < tail.next), default=end
+            )
             raise DamagedBatch(part.topic_id, part.number, offset, following, "it is not there")
-        return await self._fetched(part, floor, offset, run, pending)
+        return await self._fetched(part, floor, offset, run)
 
-    async def _fetched(
-        self, part: Part, floor: Floor, offset: int, run: list[tuple[Entry, bytes]], pending: int
-    ) -> Fetched:
-        if not run:
+    async def _fetched(self, part: Part, floor: Floor, offset: int, run: _Run) -> Fetched:
+        if not run.batches:
             return Fetched([], floor.start, offset)
-        batches = _up_to_a_hole(run)
-        end = batches[-1].next
-        if pending or len(batches) < len(run):
+        end = run.next
+        if run.more:
             if part.tail is None or part.tail.next <= end:
-                await self.tail(part)
+                await self._ends.tail(part)
             end = max(end, part.tail.next if part.tail else 0)
-        return Fetched(batches, floor.start, end)
+        return Fetched(run.batches, floor.start, end)
 
-    async def _run(
-        self, part: Part, seq: int, max_bytes: int
-    ) -> tuple[list[tuple[Entry, bytes]], int]:
-        """Batches from a sequence on that fit, one at least, and whether there are more."""
-        run: list[tuple[Entry, bytes]] = []
+    async def _run(self, part: Part, seq: int, offset: int, max_bytes: int) -> _Run:
+        """Batches that fit, one at least, from the one that holds the offset.
+
+        `seq`: where to look for it. What does not follow them is left out: a message of another
+        program, which batches of ours follow; or batches behind a hole, for the next fetch.
+        """
+        run = _Run(offset)
         room = max_bytes
         while True:
             found, pending = await self._read(part, seq, 1 if room <= 0 else _MANY, room)
             for stored in found:
-                entry = part.noted(stored)
-                if run and entry.size > room:
-                    return run, 1
-                room -= entry.size
-                run.append((entry, stored.data))
-            if not found or not pending or room < run[-1][0].size:
-                return run, pending
-            seq = run[-1][0].seq + 1
+                entry = entry_of(stored)
+                if entry is None:
+                    part.tell_stray(stored.seq)
+                    continue
+                if run.batches and entry.size > room:
+                    run.more = True
+                    return run
+                if run.take(part, entry, stored.data):
+                    room -= entry.size
+                elif run.behind_a_hole:
+                    run.more = True
+                    return run
+            size = len(run.batches[-1].data) if run.batches else 0
+            if not found or not pending or (run.batches and room < size):
+                run.more = pending > 0 or bool(run.odd)
+                return run
+            seq = found[-1].seq + 1
 
     # Searching
 
@@ -152,25 +127,36 @@ class Reading:
             low = max(low, below_it.seq)
         if above_it is not None:
             high = min(high, above_it.seq)
-        return await self._first(part, low, high, lambda entry: entry.next > offset)
+        return await self._first(part, low, high, tail, lambda entry: entry.next > offset)
 
-    async def _first(self, part: Part, low: int, high: int, holds: Callable[[Entry], bool]) -> int:
+    async def _first(
+        self, part: Part, low: int, high: int, tail: Entry, holds: Callable[[Entry], bool]
+    ) -> int:
         """The sequence from which the first batch is the first that `holds` is true for.
 
         It is true for all batches after one that it is true for, and for the one at `high`.
         """
         while low < high:
             middle = (low + high) // 2
-            entry = await self._next(part, middle)
+            entry = await self._next(part, middle, tail)
             if entry is None or holds(entry):
                 high = middle
             else:
                 low = entry.seq + 1
         return low
 
-    async def _next(self, part: Part, seq: int) -> Entry | None:
-        found, _ = await self._read(part, seq, 1, 1)
-        return part.noted(found[0]) if found else None
+    async def _next(self, part: Part, seq: int, tail: Entry) -> Entry | None:
+        """The first batch at or after a sequence. What is beyond the last one is not ours."""
+        while True:
+            found, _ = await self._read(part, seq, 1, 1)
+            if not found:
+                return None
+            entry = entry_of(found[0])
+            if entry is not None and (entry.seq > tail.seq or entry.next <= tail.next):
+                part.mark(entry)
+                return entry
+            part.tell_stray(found[0].seq)
+            seq = found[0].seq + 1
 
     async def _read(
         self, part: Part, seq: int, count: int, max_bytes: int
@@ -183,7 +169,7 @@ class Reading:
         return found, pending
 
     async def batch_at(self, part: Part, timestamp: int) -> int | None:
-        floor, tail = await self.ends(part)
+        floor, tail = await self._ends.both(part)
         entry = await self._first_young(part, floor, tail, timestamp)
         return None if entry is None else entry.base
 
@@ -193,32 +179,32 @@ class Reading:
         """The first batch above the floor with a message of this time or later."""
         if tail.next <= floor.start or tail.newest < timestamp:
             return None
-        first = await self._next(part, floor.seq)
+        first = await self._next(part, floor.seq, tail)
         if first is not None and first.newest < timestamp:
             seq = await self._first(
-                part, first.seq, tail.seq, lambda entry: entry.newest >= timestamp
+                part, first.seq, tail.seq, tail, lambda entry: entry.newest >= timestamp
             )
-            return await self._next(part, seq)
+            return await self._next(part, seq, tail)
         # What is young may have been trimmed: then only a look at each batch tells.
         entry = first
         while entry is not None and entry.max_timestamp < timestamp:
-            entry = await self._next(part, entry.seq + 1)
+            entry = await self._next(part, entry.seq + 1, tail)
         return entry
 
     # Dropping
 
     async def trim(self, part: Part, before: int) -> int:
-        floor, tail = await self.ends(part)
+        floor, tail = await self._ends.both(part)
         if before <= floor.start or tail.next <= floor.start:
             return floor.start
         if before >= tail.next:
             return await self._raise_floor(part, floor, above(tail), tail)
         seq = await self._locate(part, floor, tail, before)
-        kept = await self._next(part, seq)
+        kept = await self._next(part, seq, tail)
         return await self._raise_floor(part, floor, below(kept or tail), tail)
 
     async def expire(self, part: Part, before_timestamp: int | None, max_bytes: int | None) -> int:
-        floor, tail = await self.ends(part)
+        floor, tail = await self._ends.both(part)
         if tail.next <= floor.start:
             return floor.start
         kept = floor
@@ -228,34 +214,45 @@ class Reading:
                 part,
                 max(1, floor.seq),
                 tail.seq,
+                tail,
                 lambda entry: tail.total - entry.total_before <= most,
             )
-            kept = below(await self._next(part, seq) or tail)
+            kept = below(await self._next(part, seq, tail) or tail)
         if before_timestamp is not None:
             young = await self._first_young(part, kept, tail, before_timestamp)
             kept = below(young or tail)
         return await self._raise_floor(part, floor, kept, tail)
 
     async def _raise_floor(self, part: Part, floor: Floor, wanted: Floor, tail: Entry) -> int:
-        """Raise the floor, unless another process has raised it higher; then purge below it."""
+        """Raise the floor, unless another process has raised it higher; then purge below it.
+
+        A stream without room takes no floor: then purging comes first. Who reads in between is told
+        that the batch is not there, as long as the floor is not raised.
+        """
         if wanted.start <= floor.start:
             return floor.start
+        # The last message stays, whatever the floor: it holds the end.
+        purge_to = min(wanted.seq, tail.seq)
         patience = self._streams.patience()
+        is_purged = False
         while wanted.start > floor.start:
             try:
                 at = await publish_floor(self._streams, part, wanted, floor.at)
                 part.known_floor = msgspec.structs.replace(wanted, at=at)
                 break
             except ApiError as error:
-                if error.err_code not in WRONG_SEQUENCE and not passing(error):
+                if full(error) and not is_purged:
+                    await self._streams.purge(part.stream, part.batches, purge_to)
+                    is_purged = True
+                elif error.err_code not in WRONG_SEQUENCE and not passing(error):
                     raise translated(error) from error
                 why: Exception = error
             except (NotSent, NoAnswer) as error:
                 why = error
             await patience.pause(why)
-            floor = await self.floor(part)
-        # The last message stays, whatever the floor: it holds the end.
-        await self._streams.purge(part.stream, part.batches, min(wanted.seq, tail.seq))
+            floor = await self._ends.floor(part)
+        if not is_purged:
+            await self._streams.purge(part.stream, part.batches, purge_to)
         return max(floor.start, wanted.start)
 
 
@@ -267,11 +264,35 @@ def _out_of_range(part: Part, offset: int, floor: Floor, tail: Entry) -> OffsetO
     return OffsetOutOfRange(part.topic_id, part.number, offset, floor.start, end)
 
 
-def _up_to_a_hole(run: list[tuple[Entry, bytes]]) -> list[StoredBatch]:
-    """The batches that follow each other. What follows a missing one is for the next fetch."""
-    batches: list[StoredBatch] = []
-    for entry, data in run:
-        if batches and entry.base != batches[-1].next:
-            break
-        batches.append(StoredBatch(entry.base, entry.next, data))
-    return batches
+class _Run:
+    """Batches that follow each other, from an offset on, as they are read."""
+
+    def __init__(self, offset: int) -> None:
+        self.next = offset
+        self.batches: list[StoredBatch] = []
+        # What was read since the last of them and does not follow it.
+        self.odd: list[Entry] = []
+        # Whether there is more behind them.
+        self.more = False
+
+    def take(self, part: Part, entry: Entry, data: bytes) -> bool:
+        """Whether the batch is the next one."""
+        if self.batches:
+            comes_next = entry.base == self.next
+        else:
+            comes_next = entry.base <= self.next < entry.next
+        if not comes_next:
+            self.odd.append(entry)
+            return False
+        part.note(entry)
+        for stray in self.odd:
+            part.tell_stray(stray.seq)
+        self.odd.clear()
+        self.batches.append(StoredBatch(entry.base, entry.next, data))
+        self.next = entry.next
+        return True
+
+    @property
+    def behind_a_hole(self) -> bool:
+        """Whether batches follow each other, but not those that were taken."""
+        return len(self.odd) > 1 and self.odd[-1].base == self.odd[-2].next > self.next

@@ -29,7 +29,6 @@ from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Reply, Wire,
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 ROLLUP = "Nats-Rollup"
 TTL = "Nats-TTL"
 
@@ -82,6 +81,11 @@ class Info(Reply):
     ts: datetime | None = None
 
 
+class _Listed(Reply):
+    total: int = 0
+    streams: tuple[Info, ...] = ()
+
+
 class Streams:
     """JetStream's questions on one connection."""
 
@@ -120,6 +124,16 @@ class Streams:
                         return None
                     doubts -= 1
                 await patience.pause(error, _GETS_AROUND)
+
+    async def all(self, subject: str) -> list[Info]:
+        """All streams with subjects like this."""
+        found: list[Info] = []
+        while True:
+            which = {"subject": subject, "offset": len(found)}
+            page = await self._ask("LIST", "", which, _Listed)
+            found += page.streams
+            if not page.streams or len(found) >= page.total:
+                return found
 
     async def _is_served(self, name: str) -> bool:
         """Whether any server keeps the stream: those answer without asking who leads."""
@@ -162,6 +176,10 @@ class Streams:
     async def next(self, name: str, subject: str, seq: int) -> Stored | None:
         """The subject's first message at or after a sequence."""
         return await self._get(name, {"seq": max(1, seq), "next_by_subj": subject})
+
+    async def at(self, name: str, seq: int) -> Stored | None:
+        """The message with this sequence."""
+        return await self._get(name, {"seq": seq})
 
     async def _get(self, name: str, which: Mapping[str, Any]) -> Stored | None:
         try:
@@ -230,7 +248,7 @@ class Streams:
         Raises `ApiError` for the one `refusal` that the caller expects, others translated.
         """
         payload = msgspec.json.encode(what) if what else b""
-        subject = f"{self._stream_api}.{verb}.{name}"
+        subject = f"{self._stream_api}.{verb}.{name}" if name else f"{self._stream_api}.{verb}"
 
         async def attempt() -> R:
             (answer,) = await self.wire.request(subject, payload, TRY)

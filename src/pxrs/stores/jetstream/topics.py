@@ -8,6 +8,7 @@ new one's batches for the old one's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable
@@ -23,23 +24,21 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
 )
-from pxrs.stores.jetstream.entries import (
-    GENESIS,
-    Entry,
-    Floor,
-    floor_to_bytes,
-    from_headers,
-)
+from pxrs.stores.jetstream.entries import EXPECTED, GENESIS, Entry, Floor, floor_to_bytes
 from pxrs.stores.jetstream.failures import Stale
-from pxrs.stores.jetstream.streams import EXPECTED, ROLLUP, TRY, Info, Stored, Streams
+from pxrs.stores.jetstream.streams import ROLLUP, TRY, Info, Streams
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import LogPartition
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("pxrs.nats")
 _SCHEMA = "1"
+_OWNER = "pxrs.store"
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _LONGEST_NAME = 255
+# How many messages of others are told of, for each partition.
+_MOST_STRAYS = 100
 # How many questions are under way at once when every partition is asked.
 AT_ONCE = 128
 
@@ -63,20 +62,34 @@ class Part:
         # The last batch as far as is known; None if it was not asked for.
         self.tail: Entry | None = None
         self.known_floor = GENESIS
+        self._strays: set[int] = set()
         self.lock = asyncio.Lock()
 
     def note(self, entry: Entry) -> None:
-        """Remember where a batch is."""
-        self.marks.add(entry.base, entry.seq)
-        self.marks.add(entry.next, entry.seq + 1)
-        if self.tail is None or entry.seq > self.tail.seq:
+        """Remember a batch: where it is, and that it is the last one, as far as is known."""
+        self.mark(entry)
+        if self.tail is None or entry.last_seq > self.tail.last_seq:
             self.tail = entry
 
-    def noted(self, stored: Stored) -> Entry:
-        """The entry of a message; remembered."""
-        entry = from_headers(stored.headers, stored.seq)
-        self.note(entry)
-        return entry
+    def mark(self, entry: Entry) -> None:
+        """Remember where a batch is."""
+        if entry.seq:
+            self.marks.add(entry.base, entry.seq)
+            self.marks.add(entry.next, entry.seq + 1)
+
+    def tell_stray(self, seq: int) -> None:
+        """Warn, once, of a message that pxrs did not write."""
+        if seq not in self._strays and len(self._strays) < _MOST_STRAYS:
+            self._strays.add(seq)
+            _LOG.warning(
+                "message %d of stream %s, on a subject of partition %d of topic %r, was not "
+                "written by pxrs and is left out; find out who publishes to %s and forbid it",
+                seq,
+                self.stream,
+                self.number,
+                self.topic_id,
+                self.root,
+            )
 
     def forget(self) -> None:
         """Forget what is known: it turned out to be wrong."""
@@ -102,10 +115,19 @@ class Topic:
     """A stream that is there, as far as is known."""
 
     def __init__(
-        self, topic_id: str, stream: str, root: str, parts: int, replicas: int, time: ServerTime
+        self,
+        topic_id: str,
+        stream: str,
+        root: str,
+        parts: int,
+        replicas: int,
+        time: ServerTime,
+        owner: str,
     ) -> None:
         self.id = topic_id
         self.root = root
+        # The store that made it, empty if that is not known.
+        self.owner = owner
         self.parts = [
             Part(topic_id, stream, root, number, replicas > 1, time) for number in range(parts)
         ]
@@ -179,21 +201,41 @@ class Topics:
         if now is None or now.root != part.root:
             raise Stale(part.topic_id)
 
-    async def create(self, topic_id: str, partitions: int) -> None:
+    async def held(self) -> dict[str, str]:
+        """The topics with streams under this prefix, and the stores that made them."""
+        found = await self._streams.all(f"{self._settings.prefix}.>")
+        kept = [info.config.metadata for info in found if info.config is not None]
+        return {
+            metadata["pxrs.topic"]: metadata.get(_OWNER, "")
+            for metadata in kept
+            if "pxrs.topic" in metadata
+        }
+
+    async def create(self, topic_id: str, partitions: int, owner: str | None = None) -> None:
+        """Make the stream, unless it is there; `TopicExists` if it is another owner's."""
         if partitions < 1:
             raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
         stream = self.stream(topic_id)
-        made = await self._streams.create(stream, self._config(topic_id, root, partitions))
+        config = self._config(topic_id, root, partitions)
+        if owner is not None:
+            config["metadata"][_OWNER] = owner
+        made = await self._streams.create(stream, config)
         if made is not None:
             time = self._time(made)
-            topic = Topic(topic_id, stream, root, partitions, self._settings.replicas, time)
+            topic = Topic(
+                topic_id, stream, root, partitions, self._settings.replicas, time, owner or ""
+            )
             await self._lay_floors(topic)
             self._found[topic_id] = topic
             return
         existing = await self._look_up(topic_id)
         if existing is not None and len(existing.parts) != partitions:
             raise TopicExists(f"topic {topic_id!r} has {len(existing.parts)} partitions")
+        if existing is not None and owner is not None and existing.owner != owner:
+            raise TopicExists(
+                f"stream {stream!r} was made by another store; use another prefix for one of them"
+            )
 
     async def drop(self, topic_id: str) -> None:
         self._found.pop(topic_id, None)
@@ -216,6 +258,7 @@ class Topics:
             int(metadata["pxrs.partitions"]),
             info.config.num_replicas,
             self._time(info),
+            metadata.get(_OWNER, ""),
         )
 
     def _time(self, info: Info) -> ServerTime:

@@ -1,7 +1,7 @@
 """Watches: the server announces every batch it has stored, by its headers alone.
 
-JetStream republishes each stored batch's headers on a subject of its own. They are hints, and
-carry where the batch is, so that a reader finds it without a search. A hint is lost when the
+JetStream republishes each stored batch's headers on a subject of its own. They are hints: they
+wake readers, which then look at the stream. A hint is lost when the
 connection breaks, and perhaps right after subscribing in a cluster; so a slow look at the stream
 stands behind them.
 """
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pxrs.errors import Closed, PxrsError
-from pxrs.stores.jetstream.entries import SEQUENCE, from_headers
+from pxrs.stores.jetstream.entries import SEQUENCE
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Topics
 from pxrs.stores.wakeups import LocalWatch, Wakeups
@@ -98,15 +98,18 @@ class ChangeListener:
                 await self._streams.wire.ignore(self._topics.hints(each))
 
     def _on_hint(self, where: LogPartition, message: Msg) -> None:
+        """Wake who waits. Offsets in the headers are not believed: any program can send them."""
         headers = message.headers or {}
         topic = self._topics.known(where.topic_id)
-        if topic is not None and SEQUENCE in headers:
-            seq = int(headers[SEQUENCE])
-            part = topic.parts[where.partition]
-            # A topic that was made again has the same subject; its batches are not the old one's.
-            if headers.get("Nats-Subject") == part.batches:
-                part.note(from_headers(headers, seq))
-                self._told[where.topic_id] = max(seq, self._told.get(where.topic_id, 0))
+        seq = headers.get(SEQUENCE, "")
+        # A topic that was made again has the same subject; its batches are not the old one's.
+        if (
+            topic is not None
+            and seq.isascii()
+            and seq.isdecimal()
+            and headers.get("Nats-Subject") == topic.parts[where.partition].batches
+        ):
+            self._told[where.topic_id] = max(int(seq), self._told.get(where.topic_id, 0))
         self._wakeups.ring((where,))
 
     async def _look_now_and_then(self) -> None:

@@ -96,6 +96,28 @@ def status_of(message: Msg) -> str | None:
     return message.headers.get(_STATUS) if message.headers else None
 
 
+class _NoTls(nats.errors.Error):
+    """The server did not offer what the settings demand."""
+
+
+class _TlsClient(Client):
+    """nats-py's client, which says nothing to a server before TLS is on.
+
+    By itself it leaves TLS to the server's greeting, which anyone on the way can change, and
+    then sends the password in the clear.
+    """
+
+    def _connect_command(self) -> bytes:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is None or writer.get_extra_info("ssl_object") is None:
+            raise _NoTls(
+                "its greeting does not ask for TLS, and tls=true was asked for; configure TLS on "
+                "the server, or find out who answers in its place"
+            )
+        command: bytes = super()._connect_command()
+        return command
+
+
 class Wire:
     """One connection, made again whenever it breaks. Used in its loop's thread only.
 
@@ -204,7 +226,7 @@ class Wire:
     async def _connect_to_one(self) -> bool:
         """Connect to the first server that can be reached, in any order."""
         for server in CHANCE.sample(self._servers, len(self._servers)):
-            client = Client()
+            client = Client() if self._settings.tls is None else _TlsClient()
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     await self._connect(client, server)
@@ -224,6 +246,8 @@ class Wire:
         if isinstance(noted, nats.errors.AuthorizationError):
             return noted
         info = getattr(client, "_server_info", None) or {}
+        if isinstance(error, _NoTls):
+            return error
         if info.get("auth_required") and not isinstance(error, nats.errors.AuthorizationError):
             return nats.errors.Error(f"it demands authorization and closed the connection: {error}")
         if isinstance(error, nats.errors.NoServersError) and noted is not None:

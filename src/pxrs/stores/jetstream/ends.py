@@ -1,0 +1,133 @@
+"""Finds where a partition begins and ends, as the stream's leader knows it.
+
+The end is in the last batch's headers. A message there that pxrs did not write (`strays.py`) is
+noticed because it does not fit, and the batch before it is looked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from pxrs.stores.jetstream.entries import NOTHING, Entry, Floor, below
+from pxrs.stores.jetstream.strays import entry_of, floor_of, follows, last_of, last_of_longest
+from pxrs.stores.jetstream.streams import Stored, Streams
+from pxrs.stores.jetstream.topics import Part, Topics
+
+# So many batches in a row are enough to tell which of them are ours.
+_ENOUGH = 16
+_MANY = 256
+_MOST_BYTES = 8 * 2**20
+
+
+class Ends:
+    """Finds the ends of partitions of streams that are there."""
+
+    def __init__(self, streams: Streams, topics: Topics) -> None:
+        self._streams = streams
+        self._topics = topics
+
+    async def both(self, part: Part) -> tuple[Floor, Entry]:
+        """Returns where the partition begins, and its last batch."""
+        floor, tail = await asyncio.gather(self.floor(part), self.tail(part))
+        if tail.seq and floor.start > tail.next:
+            tail = await self.tail(part)
+            if floor.start > tail.next:
+                floor = await self._floor_by_batches(part, floor.at)
+        return floor, tail
+
+    async def floor(self, part: Part) -> Floor:
+        """Returns where the partition begins now.
+
+        Floors only rise: a leader that was just elected may not know of the last one yet.
+        """
+        stored = await self._streams.last(part.stream, part.floor)
+        if stored is None:
+            await self._topics.require_same(part)
+        elif stored.seq > part.known_floor.at:
+            floor = floor_of(stored)
+            if floor is None:
+                return await self._floor_by_batches(part, stored.seq)
+            part.known_floor = floor
+        return part.known_floor
+
+    async def _floor_by_batches(self, part: Part, at: int) -> Floor:
+        """The floor, where the message that should say so is not ours: by the first batch."""
+        part.tell_stray(at)
+        first = await self._streams.next(part.stream, part.batches, 1)
+        while first is not None and entry_of(first) is None:
+            first = await self._streams.next(part.stream, part.batches, first.seq + 1)
+        entry = None if first is None else entry_of(first)
+        floor = Floor(0, 1, 0) if entry is None else below(entry)
+        part.known_floor = msgspec.structs.replace(floor, at=at)
+        return part.known_floor
+
+    async def tail(self, part: Part) -> Entry:
+        """The last batch that was appended by now; `NOTHING` if there never was one."""
+        known = part.tail
+        if known is not None:
+            newer = await self._streams.next(part.stream, part.batches, known.last_seq + 1)
+            if newer is None:
+                return known
+        last = await self._streams.last(part.stream, part.batches)
+        if last is None:
+            return NOTHING
+        tail = await self._checked(part, last, known)
+        part.note(tail)
+        return tail
+
+    async def _checked(self, part: Part, last: Stored, known: Entry | None) -> Entry:
+        """The last batch, given the last message."""
+        entry = entry_of(last)
+        if entry is not None and await self._is_placed(part, entry, known):
+            return entry
+        return await self._before(part, last.seq, known)
+
+    async def _is_placed(self, part: Part, entry: Entry, known: Entry | None) -> bool:
+        """Whether the offsets of the batch go on where those of the one before it end."""
+        if known is not None and entry.before == known.last_seq:
+            return follows(entry, known, part.known_floor.start)
+        if not entry.before:
+            return entry.base <= (await self.floor(part)).start
+        stored = await self._streams.at(part.stream, entry.before)
+        if stored is None:
+            return True  # Trimmed.
+        previous = entry_of(stored)
+        return previous is not None and entry.base == previous.next
+
+    async def _before(self, part: Part, seq: int, known: Entry | None) -> Entry:
+        """The last batch at or before a message that may be a stray one, or follow one."""
+        if known is not None and known.last_seq < seq:
+            found = await self._between(part, known.last_seq + 1, seq)
+            entries = [entry for each in found if (entry := entry_of(each))]
+            tail = last_of(entries, known, part.known_floor.start)
+        else:
+            reach = _ENOUGH
+            while True:
+                found = await self._between(part, max(1, seq - reach), seq)
+                entries = [entry for each in found if (entry := entry_of(each))]
+                if len(entries) >= _ENOUGH or reach >= seq:
+                    break
+                reach *= 4
+            tail = last_of_longest(entries)
+        for each in found:
+            if each.seq > tail.seq:
+                part.tell_stray(each.seq)
+        return tail._replace(through=0 if tail.seq == seq else seq)
+
+    async def _between(self, part: Part, first: int, last: int) -> list[Stored]:
+        """The messages on the subject of these sequences.
+
+        Read from any replica: one that has the last has those before it, too.
+        """
+        found: list[Stored] = []
+        patience = self._streams.patience()
+        while first <= last:
+            some, _ = await self._streams.read(part.stream, part.batches, first, _MANY, _MOST_BYTES)
+            if not some:
+                await patience.pause(LookupError(f"a replica does not have message {last} yet"))
+                continue
+            found += [each for each in some if each.seq <= last]
+            first = some[-1].seq + 1
+        return found

@@ -1,0 +1,190 @@
+"""Messages on subjects of pxrs that pxrs did not write: stepped over and told, never believed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+import nats
+import pxrs
+from pxrs.config import nats_settings, parse_url
+from pxrs.stores.jetstream.entries import BATCH, INLINE
+from pxrs.stores.jetstream.log import JetStreamLog
+from pxrs.stores.jetstream.topics import Part
+from pxrs.testing.conformance.tools import append, batch, values_in
+from pxrs.types import Append, Appended, Bounds, LogPartition
+
+pytestmark = pytest.mark.engine("nats")
+
+HERE = LogPartition("t-1", 0)
+A_LOT = 1 << 30
+FAR = 2**62
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+
+
+def opened(url: str) -> JetStreamLog:
+    return JetStreamLog(nats_settings(parse_url(url)))
+
+
+@pytest.fixture
+def url(nats_url: str) -> str:
+    return f"{nats_url}/t-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def log(url: str) -> Iterator[JetStreamLog]:
+    log = opened(url)
+    log.create("t-1", 1)
+    yield log
+    log.drop("t-1")
+    log.close()
+
+
+def part_of(log: JetStreamLog) -> Part:
+    return log._run(log._topics.find("t-1")).parts[0]
+
+
+def publish(url: str, subject: str, data: bytes, headers: Mapping[str, str] | None) -> int:
+    """Store a message as any program may that knows the subject; its sequence."""
+
+    async def run() -> int:
+        client = await nats.connect(url.rpartition("/")[0])
+        try:
+            headers_sent = dict(headers) if headers else None
+            acked = await client.jetstream().publish(subject, data, headers=headers_sent)
+            return acked.seq
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def last_seq(log: JetStreamLog) -> int:
+    part = part_of(log)
+    stored = log._run(log._reading._streams.last(part.stream, part.batches))
+    return 0 if stored is None else stored.seq
+
+
+def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
+    """A message that is none of ours, better made from kind to kind."""
+    fine = bytes(batch(b"forged").data)
+    size, expected = len(fine), {_EXPECTED: str(last_seq(log))}
+    placed = FAR.to_bytes(8, "big") + fine[8:]
+    moved = (3).to_bytes(8, "big") + fine[8:]
+    far, long = (
+        f"w {FAR} {FAR + 1} {size} {FAR} 1000 1000 0",
+        f"w 3 {FAR} {size} {3 * size} 1000 1000 0",
+    )
+    return {
+        "bare": (b"hello", None),
+        "words": (b"hello", {BATCH: "what is this", **expected}),
+        "numbers": (b"hello", {BATCH: "w 1 2 3", **expected}),
+        "headers": (b"hello", {BATCH: far, **expected}),
+        "far": (placed, {BATCH: far, **expected}),
+        "long": (moved, {BATCH: long, **expected}),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["bare", "words", "numbers", "headers", "far", "long"])
+def test_a_stray_message_is_stepped_over(
+    log: JetStreamLog, url: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handles that know the partition and handles that do not go on, and say what they saw."""
+    append(log, HERE, batch(b"a"), batch(b"b"), batch(b"c"))
+    assert len(values_in(log, HERE)) == 3
+    with caplog.at_level(logging.WARNING, "pxrs.nats"):
+        stray = publish(url, part_of(log).batches, *forged(log, kind))
+        cold = opened(url)
+        for each in (cold, log):
+            assert each.bounds("t-1") == {0: Bounds(0, 3)}
+            assert each.fetch(HERE, 3, A_LOT).batches == []
+        assert append(cold, HERE, batch(b"d")) == [3]
+        assert append(log, HERE, batch(b"e"), batch(b"f")) == [4, 5]
+        cold.close()
+    cold = opened(url)
+    for each in (cold, log):
+        assert [*values_in(each, HERE).values()] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+        assert each.fetch(HERE, 2, A_LOT).end == 6
+        assert each.bounds("t-1") == {0: Bounds(0, 6)}
+    told = [record for record in caplog.records if str(stray) in record.getMessage()]
+    assert 1 <= len(told) <= 3  # once by each handle
+    assert "not written by pxrs" in told[0].getMessage()
+    assert cold.trim(HERE, 4) == 4
+    assert values_in(log, HERE) == {4: b"e", 5: b"f"}
+    cold.close()
+
+
+def test_a_stray_first_and_many_in_a_row(log: JetStreamLog, url: str) -> None:
+    for _ in range(3):
+        publish(url, part_of(log).batches, b"hello", None)
+    assert log.bounds("t-1") == {0: Bounds(0, 0)}
+    assert append(log, HERE, batch(b"a", producer=(7, 0, 0))) == [0]
+    for _ in range(20):
+        publish(url, part_of(log).batches, b"hello", None)
+    cold = opened(url)
+    again = Append(HERE, batch(b"a", producer=(7, 0, 0)))
+    assert cold.append([again]) == [Appended(0, duplicate=True)]
+    assert append(cold, HERE, batch(b"b", producer=(7, 0, 1))) == [1]
+    assert values_in(log, HERE) == {0: b"a", 1: b"b"}
+    assert log.batch_at(HERE, 0) == 0
+    cold.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"hello", b'{"start": 4611686018427387904, "seq": 1, "total": 0}']
+)
+def test_a_stray_floor_is_stepped_over(log: JetStreamLog, url: str, data: bytes) -> None:
+    """It begins nowhere beyond the end, and the next trim replaces it."""
+    append(log, HERE, batch(b"a"), batch(b"b"))
+    publish(url, part_of(log).floor, data, None)
+    cold = opened(url)
+    for each in (cold, log):
+        assert values_in(each, HERE) == {0: b"a", 1: b"b"}
+    assert cold.trim(HERE, 1) == 1
+    assert append(log, HERE, batch(b"c")) == [2]
+    assert values_in(log, HERE) == {1: b"b", 2: b"c"}
+    cold.close()
+
+
+def test_a_stray_state_of_a_producer_is_none(log: JetStreamLog, url: str) -> None:
+    """A producer whose state can't be read is a new one."""
+    for producer in range(12):
+        append(log, HERE, batch(b"x", producer=(producer, 0, 0)))
+    publish(url, f"{part_of(log).aside}.0", b"hello", None)
+    cold = opened(url)
+    assert append(cold, HERE, batch(b"y", producer=(0, 0, 0))) == [12]
+    for number in range(INLINE + 1):  # until it is put aside again
+        assert append(cold, HERE, batch(b"z", producer=(99 + number, 0, 0))) == [13 + number]
+    cold.close()
+
+
+def test_a_consumer_goes_on_over_a_stray(nats_url: str) -> None:
+    """A running consumer is woken by the stray's own announcement and must survive it."""
+    prefix = f"t-{secrets.token_hex(6)}"
+    with pxrs.connect("memory://", log=f"{nats_url}/{prefix}") as px:
+        topic = px.topics.create("orders", partitions=1)
+        with px.producer() as producer, px.consumer("orders", "g") as consumer:
+            producer.send("orders", b"a").result()
+            assert [m.value for m in consumer.poll(timeout=20)] == [b"a"]
+            root = _root_of(nats_url, f"{prefix}_{topic.id}")
+            publish(f"{nats_url}/x", f"{root}.b.0", b"hello", {BATCH: "w 1 2 3"})
+            producer.send("orders", b"b").result()
+            assert [m.value for m in consumer.poll(timeout=20)] == [b"b"]
+        px.topics.delete("orders")
+
+
+def _root_of(url: str, stream: str) -> str:
+    async def ask() -> str:
+        client = await nats.connect(url)
+        try:
+            info = await client.jetstream().stream_info(stream)
+            assert info.config.metadata is not None
+            return info.config.metadata["pxrs.root"]
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
