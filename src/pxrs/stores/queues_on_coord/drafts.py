@@ -34,6 +34,7 @@ from pxrs.stores.queues_on_coord.layout import (
     encode_item,
     entry_of,
     holder_key,
+    number_of,
 )
 from pxrs.types import (
     Check,
@@ -126,8 +127,11 @@ class Directory:
             if name in self._known:
                 return self._known[name]
         at = Layout(name)
-        head, tail = self._coord.get(at.head), self._coord.get(at.tail)
-        if head is None or tail is None or decode(head.value, Head).deleting:
+        head = self._coord.get(at.head)
+        if head is None or decode(head.value, Head).deleting:
+            return None
+        tail = self._coord.get(at.tail) or self._make_tail(at, head.version)
+        if tail is None:
             return None
         known = Known(
             _queue(name, decode(head.value, Head)),
@@ -140,6 +144,21 @@ class Directory:
             if before is None or before.tail_version < known.tail_version:
                 self._known[name] = known
         return known
+
+    def _make_tail(self, at: Layout, head_version: int) -> Versioned | None:
+        """Make the tail of a queue that has lost it, behind its items; None if the queue is gone.
+
+        Deletions of earlier releases could remove the tail of a queue that was made meanwhile.
+        While there is none nothing is put, so what is read here is all there is; and the commit
+        is conditional on the head, so a queue that is deleted by now gets none.
+        """
+        live = [number_of(each) for each in self._coord.list(at.items)]
+        dead = [number_of(each) for each in self._coord.list(at.dlq)]
+        put = len(live) + len(dead)
+        tail = encode(Tail(max(live + dead, default=0) + 1, put))
+        checks = [Check(at.head, head_version), Check(at.tail, 0)]
+        self._coord.commit(checks, [Put(at.tail, tail)])
+        return self._coord.get(at.tail)
 
     def forget(self, name: str) -> None:
         """Read the queue again when it is needed: a check failed."""
@@ -162,17 +181,24 @@ class Directory:
 
         Nothing can be taken or put any more, but what is given back meanwhile moves once, maybe
         past us: so it has to be found empty twice.
+
+        The version of the mark names the incarnation that is deleted, and every commit is
+        conditional on it. When another process has removed the mark, a producer may have made
+        the queue anew: what is in the folder then is not ours to remove.
         """
         head = self._coord.get(at.head)
         if head is None or not decode(head.value, Head).deleting:
             return
+        marked = [Check(at.head, head.version)]
         empty = 0
         while empty < 2:
             records = self._coord.list(at.folder, limit=_DELETED_AT_ONCE)
             empty = 0 if records else empty + 1
             if records:
-                self._coord.commit([], [Delete(record.key) for record in records])
-        self._coord.commit([Check(at.head, head.version)], [Delete(at.head)])
+                outcome = self._coord.commit(marked, [Delete(each.key) for each in records])
+                if isinstance(outcome, Conflict):
+                    return
+        self._coord.commit(marked, [Delete(at.head)])
 
     def _heads(self) -> list[tuple[str, Head]]:
         records = self._coord.list(LIST)

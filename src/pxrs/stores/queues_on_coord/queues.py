@@ -339,7 +339,10 @@ class RecipeQueues:
             attempts.begin()
             before = self._coord.get(at.tail)
             if before is None:
-                return QueueStats()
+                self._directory.forget(queue)
+                if self._directory.known(queue) is None:
+                    return QueueStats()
+                continue
             live = live_items(self._coord, at)
             dead = len(self._coord.list(at.dlq))
             after = self._coord.get(at.tail)
