@@ -27,6 +27,19 @@ _PACKAGES = (
 USER = "root"
 
 
+def galera(port: int) -> dict[str, str]:
+    """The settings of the first node of a Galera cluster, which listens at this port."""
+    provider = debian("galera", ["galera-4"]) / "usr/lib/galera/libgalera_smm.so"
+    return {
+        "wsrep-on": "ON",
+        "wsrep-provider": str(provider),
+        "wsrep-provider-options": f"gmcast.listen_addr=tcp://{HOST}:{port}",
+        "wsrep-cluster-address": "gcomm://",
+        "wsrep-node-address": HOST,
+        "binlog-format": "ROW",
+    }
+
+
 def build(settings: Mapping[str, str] | None = None) -> Engine:
     """`settings`: more options of mariadbd."""
     base, origin = _find()

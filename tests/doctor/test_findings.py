@@ -7,10 +7,13 @@ from contextlib import closing, suppress
 import psycopg
 import pytest
 import sqlalchemy
+from engines.mariadb import galera
+from engines.places import free_ports
 
 from pxrs.codec.batches import encode
 from pxrs.errors import StoreError
 from pxrs.operations.doctor import Diagnosis, examine
+from pxrs.stores.etcd import doctor as etcd_doctor
 from pxrs.stores.findings import Finding, Level
 from pxrs.stores.mysql import doctor as sql_doctor
 from pxrs.stores.mysql.coord import SqlCoord
@@ -78,6 +81,44 @@ def test_a_transaction_that_is_open_in_mariadb(mariadb_url: str) -> None:
         assert (long.check, long.level) == ("long transactions", Level.WARNING)
 
 
+@pytest.mark.engine("mariadb")
+def test_a_node_of_a_galera_cluster(new_engine: NewEngine) -> None:
+    server = new_engine("mariadb", settings=galera(*free_ports(1)))
+    found = finding(examine(server.url), "server")
+    assert (found.level, "Galera" in found.says) == (Level.PROBLEM, True)
+
+
+@pytest.mark.engine("mariadb")
+def test_a_mariadb_that_may_only_be_read(new_engine: NewEngine) -> None:
+    server = new_engine("mariadb")
+    assert finding(examine(server.url), "server").level is Level.OK
+    engine = sqlalchemy.create_engine(server.url, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text("SET GLOBAL read_only = 1"))
+    found = finding(examine(server.url), "server")
+    assert (found.level, "read-only" in found.says) == (Level.PROBLEM, True)
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("prepared", [True, False], ids=["with pxrs' tables", "without them"])
+def test_a_standby_of_postgres(new_engine: NewEngine, prepared: bool) -> None:
+    server = new_engine("postgres")
+    if prepared:
+        open_stores(server.url).close()
+    server.stop()
+    (server.folder / "data" / "standby.signal").touch()
+    server.start()
+    found = [f for place in examine(server.url).places for f in place.findings]
+    assert {f.level for f in found if "standby" in f.says} == {Level.PROBLEM}
+
+
+@pytest.mark.engine("etcd")
+@pytest.mark.parametrize("version", ["3.5.0", "3.5.1", "3.5.2", "3.5.3", "3.4.23"])
+def test_versions_of_etcd_that_miss_writes(version: str) -> None:
+    loses = version in ("3.5.0", "3.5.1", "3.5.2")
+    assert etcd_doctor._version(version).level is (Level.PROBLEM if loses else Level.OK)
+
+
 @pytest.mark.engine("etcd")
 def test_etcd_that_is_full(new_engine: NewEngine) -> None:
     etcd = new_engine("etcd", flags=["--quota-backend-bytes=4000000"])
@@ -107,6 +148,7 @@ def test_zookeeper_that_grants_short_sessions_and_does_not_tell(new_engine: NewE
 
 
 @pytest.mark.engine("zookeeper")
+@pytest.mark.thorough
 def test_three_zookeepers(new_engine: NewEngine) -> None:
     diagnosis = examine(new_engine("zookeeper", nodes=3).url)
     assert finding(diagnosis, "cluster").level is Level.OK

@@ -40,7 +40,7 @@ def findings(nodes: Nodes) -> list[Finding]:
 
 def _version(version: str) -> Finding:
     if version in _FORGETFUL:
-        return warning(
+        return problem(
             "version",
             f"etcd {version}: a node that is killed under load may miss writes which the others "
             "have (etcd's issue 13766)",

@@ -1,10 +1,10 @@
-"""Examines a MariaDB or MySQL server: durability, clock, queues, long transactions."""
+"""Examines a MariaDB or MySQL server: clusters, durability, clock, queues, long transactions."""
 
 from __future__ import annotations
 
 import time
 
-from pxrs.stores.findings import Finding, judge_clock, note, ok, warning
+from pxrs.stores.findings import Finding, judge_clock, note, ok, problem, warning
 from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues.admin import LIMITS
 
@@ -13,7 +13,10 @@ _LONG = 60
 # the operating system.
 _SYNCED, _WRITTEN = (1, 3), 2
 _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
-    @@read_only"""
+    @@read_only OR @@innodb_read_only"""
+# Variables that only some servers have.
+_GALERA = """SHOW GLOBAL VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'
+    OR Variable_name = 'wsrep_provider' AND Value NOT IN ('', 'none')"""
 _LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, now())
     FROM information_schema.innodb_trx
     WHERE trx_started <= now() - INTERVAL %(after)s SECOND
@@ -27,13 +30,29 @@ def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
     ((version, flush, binlog, logs, read_only),) = database.read(_SETTINGS)
     found = [
         ok("version", str(version)),
+        _server(database, read_only),
         _durability(flush, binlog, logs),
         _clock(database),
         _queues(database),
     ]
-    if read_only:
-        found.append(warning("server", "the server is read-only", "connect to the primary"))
     return found + _long_transactions(database, long_after)
+
+
+def _server(database: Database, read_only: int) -> Finding:
+    if len(database.read(_GALERA)) == 2:
+        return problem(
+            "server",
+            "this is a node of a Galera cluster: two nodes can each accept a write of the same "
+            "record, and a node may read what another has replaced, so fences do not hold",
+            "keep pxrs in a server with one primary and replicas, in PostgreSQL, or in etcd",
+        )
+    if read_only:
+        return problem(
+            "server",
+            "this server is read-only: a replica or a reader endpoint",
+            "connect to the primary",
+        )
+    return ok("server", "this server takes writes, and is no node of a Galera cluster")
 
 
 def _durability(flush: int, binlog: int, logs: int) -> Finding:

@@ -23,9 +23,15 @@ _LONG_ONES = """SELECT pid, coalesce(usename::text, ''), coalesce(application_na
 def findings(database: Database, long_after: float = _LONG) -> list[Finding]:
     """Everything that can be asked without changing anything."""
     version, commit, fsync, pages, standby, vacuum, most, used, usual = database.read(_SETTINGS)[0]
-    return [
+    server = [
         ok("version", f"PostgreSQL {version}, schema {database.schema} {database.versions[1]}"),
-        _standby(standby),
+        _server(standby),
+    ]
+    if standby:
+        # Nothing else can be tried there, not even a wake-up.
+        return server
+    return [
+        *server,
         *_durability(commit, usual, fsync, pages),
         _clock(database),
         _notifications(database),
@@ -35,9 +41,13 @@ def findings(database: Database, long_after: float = _LONG) -> list[Finding]:
     ]
 
 
-def _standby(standby: bool) -> Finding:
+def _server(standby: bool) -> Finding:
     if standby:
-        return problem("server", "this is a standby: it can't be written", "connect to the primary")
+        return problem(
+            "server",
+            "this is a standby, a read replica or a reader endpoint: it can't be written",
+            "connect to the primary",
+        )
     return ok("server", "this is the primary")
 
 

@@ -80,7 +80,12 @@ def translate(error: BaseException, place: str) -> PxrsError:
         )
     if code in ("53100", "53200"):
         return StoreFull(f"no room left in {place} ({text}); nothing was written")
-    if code in ("25006", "42501"):
+    if code == "25006":
+        return StoreReadOnly(
+            f"{place} can't be written ({text}): it is a standby, a reader endpoint, or set to "
+            "read-only; connect to the primary"
+        )
+    if code == "42501":
         return StoreReadOnly(f"{place} can't be written ({text}); give this role the right to")
     if code in ("XX001", "XX002"):
         return StoreDamaged(f"{place} is damaged ({text}); restore it from a backup")
