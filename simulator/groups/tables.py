@@ -106,6 +106,12 @@ class SimulatedTable:
         self._others_go_on()
         return sorted(number for number in self._rows if number > after)[:limit]
 
+    def last_keys(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        rows = [(number, self._rows[number]) for number in sorted(self._rows, reverse=True)]
+        return [row for row in rows if first <= row[0] <= last][:limit]
+
     def first_at(self, timestamp: int) -> int | None:
         return None
 

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pxrs.queues.held_items import Context
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.running.listener import Handler, Listener
+    from pxrs.running.relay import Relay, RelayJob
     from pxrs.running.runner import Runner
     from pxrs.running.suspect_items import Turns
     from pxrs.sources.admin import Sources
@@ -249,6 +250,9 @@ class Pxrs:
             work = self._new_runner(job)
         else:
             work = self._new_listener(job)
+        return self._begin(work)
+
+    def _begin(self, work: Work) -> Running:
         running = Running(work, self.stop)
         with self._making:
             # One that has failed stays until somebody was told: a probe must see it.
@@ -427,6 +431,56 @@ class Pxrs:
         """
         return self.sources._attach(name, source, partitions)
 
+    @takes(MemberOptions, defaults=[ConsumerSettings])
+    def relay(
+        self,
+        source: str | Description | Source,
+        *,
+        topic: str,
+        group: str = "relay",
+        **options: Unpack[MemberOptions],
+    ) -> Running:
+        """Copy a source into a topic of this store, each message once, until stopped.
+
+        `source` is the name of a virtual topic, or of any other; or a source, which is attached
+        as `<topic>.source` then, with as many partitions as the topic has. Keys, values, headers
+        and times are kept, and so is the order of a key's messages. Messages without a key keep
+        their order, too; those without a time get that of the copy. Several members share the
+        work.
+
+        The messages are committed together with the checkpoint where one store holds both.
+        Elsewhere they are appended so that the log recognises what it has already. It starts at
+        once, in the background, as `run` does: `px.relay(…).join()` waits until it is stopped.
+        """
+        refuse_unknown("relay", options, MemberOptions)
+        if options.get("key_serde") is not None:
+            raise ConfigError("key_serde has no use in relay: keys are copied as they are")
+        target = self._topics._find_writable(topic)
+        settings = _member_settings(group, options, auto_commit=False)
+        if isinstance(source, str):
+            found = self._topics.find(source)
+        else:
+            found = self.attach(f"{topic}.source", source, partitions=target.partitions)
+        from pxrs.running.relay import begin_relay
+
+        job = begin_relay(self.stores.coord, found, target, group)
+        return self._begin(self._new_relay(job, settings))
+
+    def _new_relay(self, job: RelayJob, settings: ConsumerSettings) -> Relay:
+        from pxrs.consuming.callbacks import Callbacks
+        from pxrs.consuming.member import Member
+        from pxrs.consuming.subscription import Subscription
+        from pxrs.running.relay import Relay
+
+        def join() -> Member:
+            wanted = Subscription(job.source.name, self._topics)
+            nothing = Callbacks(None, None, None)
+            member = Member(self._context(), wanted, settings, Decoder(), nothing)
+            self._run_members.add(member)
+            return member
+
+        return Relay(job, self.stores.coord, self._stores.log, self._clock, join)
+
     @property
     def sources(self) -> Sources:
         """The virtual topics of this store: list, describe, prepare and detach them."""
@@ -580,7 +634,7 @@ def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
     return named
 
 
-def _member_settings(group: str, options: MemberOptions) -> ConsumerSettings:
+def _member_settings(group: str, options: MemberOptions, **given: object) -> ConsumerSettings:
     instance = options.get("instance")
     return filled(
         ConsumerSettings,
@@ -589,6 +643,7 @@ def _member_settings(group: str, options: MemberOptions) -> ConsumerSettings:
         member_name=_member_name(instance),
         static=instance is not None,
         client=f"{socket.gethostname()}:{os.getpid()}",
+        **given,
     )
 
 

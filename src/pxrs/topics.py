@@ -70,7 +70,12 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        return sum(part.end - part.start for part in self.partitions)
+        """How many there are. For a virtual topic, the most offsets that a partition spans.
+
+        Partitions of a virtual topic share the offsets of its source, which have gaps.
+        """
+        held = [part.end - part.start for part in self.partitions]
+        return sum(held) if self.topic.source is None else max(held)
 
     @property
     def size(self) -> int:

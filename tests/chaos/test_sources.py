@@ -47,12 +47,34 @@ def consume(url: str) -> None:
                         tx.execute(f"INSERT INTO ledger (event, account) VALUES {rows}")
 
 
+def script(engine: str, url: str) -> None:
+    """The old consumer: alone, in order of ids, with one checkpoint beside its ledger."""
+    db = opened(engine, url)
+    say("begins")
+    while True:
+        [(last,)] = db.execute("SELECT last FROM progress").fetchall()
+        found = db.execute(
+            f"SELECT id, account FROM events WHERE id > {last} ORDER BY id LIMIT 20"
+        ).fetchall()
+        if found:
+            rows = ",".join(f"({number}, '{account}')" for number, account in found)
+            db.execute(f"INSERT INTO ledger (event, account) VALUES {rows}")
+            db.execute(f"UPDATE progress SET last = {found[-1][0]}")
+        db.commit()
+
+
+def opened(engine: str, url: str) -> Any:
+    if engine == "sqlite":
+        return sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)
+    return psycopg.connect(url)
+
+
 class Events:
     """The table, those who write to it, and the ledger."""
 
     def __init__(self, engine: str, url: str) -> None:
         self.url = url
-        self._engine = engine
+        self.engine = engine
         self._committed: list[int] = []
         # Of rows that were rolled back, too.
         self.given: list[int] = []
@@ -72,17 +94,23 @@ class Events:
         ]
 
     def _connect(self) -> Any:
-        if self._engine == "sqlite":
-            return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=60)
-        return psycopg.connect(self.url)
+        return opened(self.engine, self.url)
 
-    def start(self) -> None:
-        for writer in self._writers:
+    def run(self, statement: str) -> list[Any]:
+        db = self._connect()
+        cursor = db.execute(statement)
+        found: list[Any] = cursor.fetchall() if cursor.description else []
+        db.commit()
+        db.close()
+        return found
+
+    def start(self, writers: int | None = None) -> None:
+        for writer in self._writers[:writers]:
             writer.start()
 
     def _write(self, seed: int) -> None:
         random, db = Random(seed), self._connect()
-        mark = "?" if self._engine == "sqlite" else "%s"
+        mark = "?" if self.engine == "sqlite" else "%s"
         insert = f"INSERT INTO events (account, payload) VALUES ({mark}, '') RETURNING id"
         while not self._stop.is_set():
             # Keys of its own: the order of a key's rows is that in which they commit.
@@ -96,7 +124,7 @@ class Events:
                 db.commit()
                 self._committed.extend(ids)
             # It does not queue up for the writer as pxrs does: without air nobody else gets it.
-            self._stop.wait(0.05 if self._engine == "sqlite" else 0.02)
+            self._stop.wait(0.05 if self.engine == "sqlite" else 0.02)
         db.close()
 
     def stop(self) -> list[int]:
@@ -158,6 +186,14 @@ def until(px: pxrs.Pxrs, is_so: Callable[[list[int]], bool]) -> None:
     watch.close()
 
 
+def has_all_once_and_in_order(ledger: list[tuple[int, str]], committed: list[int]) -> None:
+    assert sorted(event for event, _ in ledger) == sorted(committed)
+    by_key = defaultdict(list)
+    for event, account in ledger:
+        by_key[account].append(event)
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
 @pytest.mark.long
 def test_one_to_five_consumers_and_a_crash(events: Events) -> None:
     with pxrs.connect(events.url) as px, ExitStack() as processes:
@@ -180,10 +216,73 @@ def test_one_to_five_consumers_and_a_crash(events: Events) -> None:
         for member in [frozen, *rest]:
             member.kill()
         checkpoints = px.groups.describe("billing", lag_seconds=False).partitions
-    ledger = events.ledger()
-    assert sorted(event for event, _ in ledger) == sorted(committed)
-    by_key = defaultdict(list)
-    for event, account in ledger:
-        by_key[account].append(event)
-    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    has_all_once_and_in_order(events.ledger(), committed)
     assert max(part.checkpoint or 0 for part in checkpoints) <= max(events.given) + 1
+
+
+@pytest.mark.long
+def test_from_one_script_to_two_members_and_back_under_load(events: Events) -> None:
+    """The runbook of docs/sources.md, while the program that writes goes on."""
+    events.run("CREATE TABLE progress (last bigint)")
+    events.run("INSERT INTO progress VALUES (0)")
+    with pxrs.connect(events.url) as px, ExitStack() as processes:
+        # One: the script would skip rows that commit below its checkpoint, as it always has.
+        events.start(writers=1)
+        old = processes.enter_context(Child(script, events.engine, events.url))
+        old.read()
+        events.wait_for(50)
+        px.attach("events", EVENTS, partitions=8)
+        old.kill()
+        [(last,)] = events.run("SELECT last FROM progress")
+        px.groups.import_checkpoint("billing", "events", int(last))
+        members = [processes.enter_context(Child(consume, events.url)) for _ in range(2)]
+        for member in members:
+            member.read()
+        until(px, [4, 4].__eq__)
+        events.wait_for(len(events.ledger()) + 100)
+        for member in members:
+            member.kill()
+        until_empty(px)
+        level(px, events)
+        entered = len(events.ledger())
+        new = processes.enter_context(Child(script, events.engine, events.url))
+        new.read()
+        events.wait_for(entered + 50)
+        committed = events.stop()
+        events.wait_for(len(committed))
+        new.kill()
+    has_all_once_and_in_order(events.ledger(), committed)
+
+
+def until_empty(px: pxrs.Pxrs) -> None:
+    """Until the sessions of members that were killed are over."""
+    watch = px.stores.coord.watch("groups/billing")
+    for _ in range(600):
+        if px.groups.describe("billing", lag_seconds=False).state == "EMPTY":
+            break
+        watch.wait(0.1)
+    else:
+        pytest.fail("the group still has members")
+    watch.close()
+
+
+def level(px: pxrs.Pxrs, events: Events) -> None:
+    """Handle what lies between the checkpoints, and give the script the highest of them."""
+    parts = px.groups.describe("billing").partitions
+    last = max(part.checkpoint or 0 for part in parts) - 1
+    reader = px.reader("events")
+    rest = [
+        message
+        for part in parts
+        for message in reader.read(part.partition, part.checkpoint or 0, max_records=10_000)
+        if message.offset <= last
+    ]
+    db = opened(events.engine, events.url)
+    for message in rest:
+        db.execute(
+            "INSERT INTO ledger (event, account) "
+            f"VALUES ({message.offset}, '{message.key.decode()}')"
+        )
+    db.execute(f"UPDATE progress SET last = {last}")
+    db.commit()
+    db.close()

@@ -104,3 +104,14 @@ def test_prepare_prints_and_applies(run: Run, postgres_url: str) -> None:
     assert (again.stdout, "nothing is missing" in again.stderr) == ("", True)
     with psycopg.connect(postgres_url) as db:
         assert db.execute("SELECT pxrs_partition FROM events").fetchall() == []
+
+
+@pytest.mark.engine("sqlite")
+@pytest.mark.usefixtures("table")
+def test_relay(run: Run) -> None:
+    run(*ATTACH, "--value", "payload")
+    run("topics", "create", "orders", "-p", "2")
+    relay = ("sources", "relay", "events", "orders", "--timeout", "2")
+    assert run(*relay).stdout == "10 messages copied to orders\n"
+    assert parsed(run(*relay, "--json")) == {"copied": 0}
+    assert len(run("read", "orders", "--json").stdout.splitlines()) == 10

@@ -12,6 +12,7 @@ from support.source_lab import (
     MockKafka,
     json_lines_lab,
     kafka_lab,
+    mariadb_lab,
     postgres_lab,
     redis_lab,
     sqlite_lab,
@@ -32,6 +33,13 @@ def test_a_table_in_sqlite(check: SourceRule) -> None:
 @pytest.mark.engine("postgres")
 def test_a_table_in_postgres(check: SourceRule, postgres_of_many: str) -> None:
     with closing(postgres_lab(postgres_of_many)) as lab:
+        check(lab)
+
+
+@CHECKS
+@pytest.mark.engine("mariadb")
+def test_a_table_in_mariadb(check: SourceRule, mariadb_url: str) -> None:
+    with closing(mariadb_lab(mariadb_url)) as lab:
         check(lab)
 
 

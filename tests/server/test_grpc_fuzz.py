@@ -175,6 +175,7 @@ def answered(address: str, frames: Sequence[bytes]) -> list[tuple[int, int, msgs
         return found
 
 
+@pytest.mark.long
 def test_calls_with_odd_arguments(watchman: Watchman, pytestconfig: pytest.Config) -> None:
     """Each is answered once, by an answer that fits or by an error of ours."""
 

@@ -25,7 +25,7 @@ from support.child import PATIENCE
 from support.http2 import Http2, message
 from support.node import NodeProcess
 
-pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long, pytest.mark.thorough]
 
 MB = 2**20
 _INFLIGHT = 64 * MB

@@ -77,6 +77,7 @@ def test_bad_input(node: LocalNode, client: Client, method: str, path: str, body
     assert list(node.px.kv.scan()) == []
 
 
+@pytest.mark.long
 def test_any_node_answers_and_one_writes(tmp_path: Path) -> None:
     """A key's term rises when another node leads it; nothing is lost between them."""
     url = f"sqlite:///{tmp_path}/node.db"

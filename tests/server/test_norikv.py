@@ -333,6 +333,7 @@ def leader_of(node: LocalNode, key: bytes) -> str:
 
 
 @pytest.mark.engine("sqlite")
+@pytest.mark.long
 def test_three_nodes_answer_every_key_and_tell_who_leads(tmp_path: Path) -> None:
     with cluster(f"sqlite:///{tmp_path}/node.db", 3) as nodes, ExitStack() as stack:
         clients = [stack.enter_context(RpcClient(node.rpc)) for node in nodes]

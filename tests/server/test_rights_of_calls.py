@@ -178,7 +178,7 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
             *(Aim((prefix,)) for prefix in (
                 "", "t", "topics", "tokens/", "tokens/a", "node", "kv/", "kv-heads/", "kv-once/",
                 "members/", "members/bill", "members/billing/", "claims/", "claims/billing/",
-                "history/billing/", "resets/billing/", "queues/", "queues/mail/", "/", "apps/",
+                "history/billing/", "resets/billing/", "relays/billing/", "queues/", "queues/mail/", "/", "apps/",
                 "client-sessions/", "members/_pxrs.nodes/",
             )),
         ],
@@ -479,6 +479,38 @@ def test_who_makes_and_deletes_topics(site: Site) -> None:
             px.topics.create("team", 1)
 
 
+def test_a_relay_needs_its_group_and_both_topics(site: Site) -> None:
+    site.px.topics.create("copy", 1)
+    given = ["topic:orders:read", "topic:copy:read,write", "group:relay:write"]
+    for lacks in ("topic:copy:read,write", "group:relay:write"):
+        with site.connect(*(right for right in given if right != lacks)) as px:
+            with pytest.raises((PermissionDenied, TopicNotFound)):
+                px.relay("orders", topic="copy").join(PATIENCE)
+            assert site.px.topics.describe("copy").messages == 0
+    with (
+        site.connect(*given) as px,
+        px.relay("orders", topic="copy"),
+        site.px.consumer("copy", group="reads", start="earliest") as consumer,
+    ):
+        copied: list[bytes] = []
+        while len(copied) < 10:
+            copied += [message.value for message in consumer.poll(timeout=PATIENCE)]
+        assert sorted(copied) == sorted(b"orders%d" % n for n in range(10))
+
+
+def test_who_may_lay_a_topic_over_a_source(site: Site, tmp_path: Path) -> None:
+    """A node would open any file for it."""
+    path = tmp_path / "secret.jsonl"
+    path.write_text('{"password": "x"}\n')
+    source = pxrs.sources.JsonLines(str(path))
+    with site.connect("topic:mine:admin,read,write", "group:mine:admin,read,write") as px:
+        with pytest.raises(PermissionDenied, match="cluster:store:admin"):
+            px.attach("mine", source, partitions=1)
+        assert px.topics.list() == []
+    with site.connect("topic:mine:admin", "cluster:store:admin") as px:
+        px.attach("mine", source, partitions=1)
+
+
 def test_keys_by_their_names(site: Site) -> None:
     with site.connect("key:user*:read,write", "key:seen:read", "key:written:write") as px:
         version = px.kv.put("user1", "a")
@@ -589,7 +621,7 @@ def test_records_that_others_could_not_read(site: Site) -> None:
     session = client.coord.session(PATIENCE)
     before = site.content()
     keys = ["group/mine", "claims/mine/t/0", "history/mine/000000000001", "topics/mine"]
-    keys.append(f"resets/mine/{0:015}-w-{0:06}")
+    keys += [f"resets/mine/{0:015}-w-{0:06}", "relays/mine/s", "relays/mine/s/t/0"]
     puts = [
         *(Put("topics/mine", value) for value in NO_TOPICS),
         *(Put(key, value) for key in keys for value in UNREADABLE),
@@ -803,6 +835,8 @@ def test_every_record_that_the_library_writes_is_known(site: Site) -> None:
             assert consumer.poll(timeout=PATIENCE)
             consumer.commit()
             consumer.seek("more", 0, 0)
+            with px.relay("orders", topic="more", group="many"):
+                pass
             site.px.kv.put("ttl", "x", ttl=60, idempotency_key="once")
             with site.px.transaction() as tx:
                 tx.take("mail")
@@ -811,7 +845,7 @@ def test_every_record_that_the_library_writes_is_known(site: Site) -> None:
             keys = [record.key for record in site.stores.coord.list("")]
     owned = {key: owner for key in keys if (owner := rights.owner_of(key)) is not None}
     folders = {owner.folder for owner in owned.values()}
-    assert folders == {"topics", "group", "members", "claims", "history", "resets"}
+    assert folders == {"topics", "group", "members", "claims", "history", "resets", "relays"}
     for key in keys:
         if key not in owned:
             first, _, rest = key.partition("/")
@@ -828,8 +862,9 @@ NAMES = st.one_of(
         ["", ".", "..", "a/b", "%2F", "orders%00", "_pxrs.nodes", "orders", "a" * 250, "*", "o*"]
     ),
 )
+OPEN = ["topics", "group", "members", "claims", "history", "resets", "relays"]
 FOLDERS = st.one_of(
-    st.sampled_from(["topics", "group", "members", "claims", "history", "resets", *sorted(CLOSED)]),
+    st.sampled_from([*OPEN, *sorted(CLOSED)]),
     st.text(max_size=12),
 )
 

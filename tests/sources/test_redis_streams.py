@@ -74,6 +74,22 @@ def test_a_group_consumes_it(
     assert not [each for each in threading.enumerate() if each.name == "pxrs-redis-stream"]
 
 
+def test_lag_counts_entries(
+    valkey_url: str, stream: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    # More than are asked for at a time.
+    add(client, stream, *range(1200))
+    with pxrs.connect(f"sqlite:///{tmp_path}/store.db") as px:
+        px.attach("events", RedisStream(valkey_url, stream, key="account"), partitions=4)
+        px.groups.import_checkpoint("billing", "events", -1)
+        shown = px.groups.describe("billing")
+        assert (shown.lag, shown.lag_is_exact) == (1200, True)
+        with px.consumer("events", group="billing", auto_commit=False) as consumer:
+            handled = len(consumer.poll(max_records=300, timeout=5))
+            consumer.commit()
+        assert px.groups.describe("billing").lag == 1200 - handled
+
+
 def test_offsets_are_ids(source: OpenRedisStream, client: redis.Redis, stream: str) -> None:
     add(client, stream, 1, id="5-3")
     add(client, stream, 2, id=f"{2**41 - 1}-{2**22 - 1}")

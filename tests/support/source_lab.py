@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 
 from pxrs.sources import JsonLines, KafkaTopic, RedisStream, Row, Source, Subscription, Table
 from pxrs.testing.conformance import NewRow, SourceWriter
@@ -99,6 +101,57 @@ class PostgresWriter:
         self._db.commit()
 
     def hold(self, rows: Sequence[NewRow]) -> PostgresWriter:
+        with self._db.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO events (account, payload, created_ms) VALUES (%s, %s, %s)", rows
+            )
+        return self
+
+    def commit(self) -> None:
+        self._db.commit()
+
+    def abandon(self) -> None:
+        self._db.rollback()
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def mariadb_lab(url: str) -> OpensAndCloses:
+    """A table in this database, made anew."""
+    url = f"{url}?ssl_disabled=true"
+    writer = MariadbWriter(url)
+    writer.run("DROP TABLE IF EXISTS events")
+    writer.run(
+        "CREATE TABLE events (id bigint AUTO_INCREMENT PRIMARY KEY, account varchar(100), "
+        "payload mediumtext, created_ms bigint) CHARACTER SET utf8mb4"
+    )
+    writer.close()
+    return OpensAndCloses(lambda: EVENTS.open(url), lambda: MariadbWriter(url))
+
+
+class MariadbWriter:
+    """Also `HoldsRows`: a transaction has its ids before it is committed."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._db = pymysql.connect(
+            host=parts.hostname,
+            port=parts.port or 3306,
+            user=parts.username,
+            database=parts.path[1:],
+            ssl_disabled=True,
+        )
+
+    def run(self, statement: str) -> None:
+        with self._db.cursor() as cursor:
+            cursor.execute(statement)
+
+    def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
+        self.hold(rows)
+        self._db.commit()
+
+    def hold(self, rows: Sequence[NewRow]) -> MariadbWriter:
         with self._db.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO events (account, payload, created_ms) VALUES (%s, %s, %s)", rows

@@ -49,6 +49,7 @@ from pxrs.errors import DeliveryFailed, OutcomeUnknown
 from pxrs.options import MemberOptions, takes
 from pxrs.producing import producer as blocking_producer
 from pxrs.queues import unit_of_work as blocking_work
+from pxrs.running import handle as blocking_running
 from pxrs.stores.connections import lend
 from pxrs.types import Plain, Read
 
@@ -226,6 +227,15 @@ class Pxrs:
     # What exists already
 
     attach = awaiting(blocking.Pxrs.attach)
+
+    @wrapping(blocking.Pxrs.relay)
+    async def relay(self, begin: partial[blocking_running.Running]) -> Running:
+        """Copy a source into a topic, each message once: `async with await px.relay(…)`.
+
+        See `pxrs.Pxrs.relay`.
+        """
+        running = await self._call(begin)
+        return Running(running, self._threads, running.stop, self._blocking.stop)
 
     @property
     def sources(self) -> Sources:

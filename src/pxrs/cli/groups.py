@@ -56,12 +56,14 @@ def describe(settings: Settings, group: str) -> None:
     if settings.json:
         import msgspec
 
-        print_json(msgspec.to_builtins(info) | {"lag": info.lag, "lag_seconds": info.lag_seconds})
+        summed = {name: getattr(info, name) for name in ("lag", "lag_is_exact", "lag_seconds")}
+        print_json(msgspec.to_builtins(info) | summed)
         return
     out = console()
     out.print(info.name, style="bold", end="")
     behind = f", {human_age(info.lag_seconds)}" if info.lag else ""
-    out.print(f": {info.state}, {count(info.lag, 'message')} behind{behind}")
+    about = "" if info.lag_is_exact else "about "
+    out.print(f": {info.state}, {about}{count(info.lag, 'message')} behind{behind}")
     out.print(f"generation {info.generation}, {human_time(info.at_ms)}: {info.reason}", style="dim")
     _print_members(out, info)
     _print_partitions(out, info)
@@ -107,7 +109,7 @@ def _print_partitions(out: Console, info: GroupInfo) -> None:
             f"{part.epoch:,}",
             _offset(part.checkpoint),
             f"{part.end:,}",
-            f"{part.lag:,}",
+            f"{'' if part.lag_is_exact else '~'}{part.lag:,}",
             human_age(part.lag_seconds),
             *([part.metadata] if noted else []),
         )

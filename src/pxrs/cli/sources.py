@@ -132,11 +132,32 @@ def prepare(settings: Settings, name: str, apply: bool) -> None:
     for statement in statements:
         click.echo(f"{statement};")
     if apply:
-        click.echo(f"{name} is prepared; members that run use it once they start again", err=True)
+        click.echo(f"{name} is prepared; members that run use it within seconds", err=True)
     elif not statements:
         click.echo("nothing is missing; --apply records it with the topic", err=True)
     else:
         click.echo("nothing was changed; --apply executes this", err=True)
+
+
+@sources.command()
+@click.argument("source")
+@click.argument("topic")
+@click.option("--group", "-g", default="relay", show_default=True, help="Whose checkpoint it is.")
+@click.option("--timeout", type=options.seconds, help="End when nothing came for so long: 30, 5m.")
+@shared
+def relay(settings: Settings, source: str, topic: str, group: str, timeout: float | None) -> None:
+    """Copy topic SOURCE, which lies over a source, into TOPIC, each message once.
+
+    It goes on until Ctrl-C or SIGTERM: then it commits and leaves the group. Several of these
+    share the work. TOPIC must exist.
+    """
+    with settings.connect() as px, px.relay(source, topic=topic, group=group) as running:
+        copied = -1
+        while not running.join(timeout) and copied != running.handled:
+            copied = running.handled or 0
+    settings.print(
+        {"copied": running.handled}, f"{count(running.handled or 0, 'message')} copied to {topic}"
+    )
 
 
 @sources.command()

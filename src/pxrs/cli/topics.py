@@ -19,6 +19,9 @@ from pxrs.cli.show import (
 from pxrs.core.routing import DEFAULT_PARTITIONER, PARTITIONERS
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pxrs.topics import TopicInfo
     from pxrs.types import Topic
 
 
@@ -88,13 +91,14 @@ def describe(settings: Settings, name: str) -> None:
     """
     with settings.connect() as px:
         info = px.topics.describe(name)
+    is_virtual = info.topic.source is not None
     if settings.json:
         parts = [
             {
                 "partition": part.partition,
                 "start": part.start,
                 "end": part.end,
-                "messages": part.end - part.start,
+                "messages": None if is_virtual else part.end - part.start,
                 "bytes": part.size,
             }
             for part in info.partitions
@@ -102,24 +106,36 @@ def describe(settings: Settings, name: str) -> None:
         print_json(
             {
                 "topic": info.topic,
-                "messages": info.messages,
+                "messages": None if is_virtual else info.messages,
                 "bytes": info.size,
                 "partitions": parts,
             }
         )
         return
     topic = info.topic
-    rows = table("partition", "start", "end", "messages", "bytes")
-    for part in info.partitions:
-        held = part.end - part.start
-        rows.add_row(*(f"{n:,}" for n in (part.partition, part.start, part.end, held, part.size)))
     out = console()
     out.print(topic.name, style="bold", end="")
-    out.print(
-        f": {count(info.messages, 'message')}, {human_size(info.size)}, keeps {_keeps(topic)}"
-    )
+    if info.topic.source is not None:
+        out.print(f": {count(topic.partitions, 'partition')} over a source, see pxrs sources")
+    else:
+        held = count(info.messages, "message")
+        out.print(f": {held}, {human_size(info.size)}, keeps {_keeps(topic)}")
     out.print(f"id {topic.id}, created {human_time(topic.created_ms)}", style="dim")
-    out.print(rows)
+    out.print(_partitions(info))
+
+
+def _partitions(info: TopicInfo) -> Table:
+    if info.topic.source is not None:
+        rows = table("partition", "start", "end")
+        for part in info.partitions:
+            rows.add_row(*(f"{n:,}" for n in (part.partition, part.start, part.end)))
+        return rows
+    rows = table("partition", "start", "end", "messages", "bytes")
+    for part in info.partitions:
+        messages = part.end - part.start
+        shown = (part.partition, part.start, part.end, messages, part.size)
+        rows.add_row(*(f"{n:,}" for n in shown))
+    return rows
 
 
 @topics.command()
@@ -130,10 +146,15 @@ def delete(settings: Settings, name: str, yes: bool) -> None:
     """Delete topic NAME and all its messages."""
     with settings.connect() as px:
         if not yes:
-            held = px.topics.describe(name).messages
-            ask(f"Delete {name} and its {count(held, 'message')}?")
+            ask(f"Delete {name} and {_what_goes(px.topics.describe(name))}?")
         px.topics.delete(name)
     settings.print({"deleted": name}, f"{name} deleted")
+
+
+def _what_goes(info: TopicInfo) -> str:
+    if info.topic.source is not None:
+        return "the checkpoints of its groups (its source stays)"
+    return f"its {count(info.messages, 'message')}"
 
 
 def _keeps(topic: Topic) -> str:

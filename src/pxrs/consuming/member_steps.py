@@ -7,7 +7,7 @@ thread those of the membership and the commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from pxrs.clock import Clock
@@ -38,7 +38,7 @@ from pxrs.groups.owned_claims import (
 from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
 from pxrs.stores.api import Stores
 from pxrs.topics import Topics, named
-from pxrs.types import Message, TopicPartition
+from pxrs.types import Message, TopicPartition, Write
 
 
 class MemberSteps:
@@ -217,6 +217,13 @@ class MemberSteps:
             self.table.in_flight = []
             self.table.hand_out_again()
 
+    def give_back_all(self) -> None:
+        """Nothing of what the caller has counts: all of it comes again, from the checkpoints."""
+        with self.table.lock:
+            self.table.in_flight = []
+            self.uncommitted.clear()
+            self.table.rewind([owned for owned in self.table.partitions.values() if owned.started])
+
     def leave_loop(self) -> None:
         """The loop goes no further: the message that it shows is not handled."""
         with self.table.lock:
@@ -361,6 +368,34 @@ class MemberSteps:
             self.table.gone(sorted(applied.lost), lost=True)
         return applied.lost
 
+    def commit_with(self, owned: OwnedPartition, checkpoint: int, also: Sequence[Write]) -> None:
+        """Commit this checkpoint of a partition together with other records, or none of it.
+
+        Raises `Fenced` if the partition was lost. A checkpoint never goes back.
+        """
+        with self.owned_claims.lock:
+            mark = Mark(checkpoint, owned.done)
+            applied = self._change_with(
+                owned, lambda: self.owned_claims.commit_with(owned.part, mark, also)
+            )
+            self._note(applied)
+
+    def _change_with(self, owned: OwnedPartition, change: Callable[[], Applied]) -> Applied:
+        """Change the claim of a partition that is owned; raises `Fenced` if it is not any more."""
+        if not self._is_current(owned):
+            raise fenced([owned.part])
+        try:
+            applied = change()
+        except BaseException as error:
+            if leaves_doubt(error):
+                # Claiming it again will tell where it goes on.
+                self.table.gone([owned.part], lost=True)
+            raise
+        if applied.lost:
+            self.table.gone(applied.lost, lost=True)
+            raise fenced(applied.lost)
+        return applied
+
     def ask(self) -> Extent:
         """Ask for a commit of what the caller has seen, at the latest when it is given away."""
         with self.table.lock:
@@ -430,17 +465,6 @@ class MemberSteps:
         )
         record = record_of_reset(self._settings.group, reset, self._new_id())
         with self.owned_claims.lock:
-            if not self._is_current(owned):
-                raise fenced([owned.part])
-            try:
-                applied = self.owned_claims.seek(owned.part, offset, [record])
-            except BaseException as error:
-                if leaves_doubt(error):
-                    # Claiming it again will tell where it goes on.
-                    self.table.gone([owned.part], lost=True)
-                raise
-            if applied.lost:
-                self.table.gone(applied.lost, lost=True)
-                raise fenced(applied.lost)
+            self._change_with(owned, lambda: self.owned_claims.seek(owned.part, offset, [record]))
             self.table.restart(owned.part, offset)
         forget_old_resets(self._coord, self._settings.group)

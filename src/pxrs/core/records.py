@@ -5,6 +5,7 @@
     claims/<group>/<topic id>/<p>        owner, epoch, checkpoint; never deleted: epochs rise
     history/<group>/<generation>         the last hundred moves, and why
     resets/<group>/<number>              explicit changes of checkpoints, recorded
+    relays/<group>/…                     what a relay copies where: see `core/relaying.py`
 
 Each kind has a root of its own: listing groups reads no claims, and a watch on a group's members
 hears no checkpoints.

@@ -22,6 +22,7 @@ from pxrs.config import check_group_name
 from pxrs.core import claims
 from pxrs.core.claims import Stamp, Step
 from pxrs.core.group import GroupState, group_state
+from pxrs.core.lag import length, pending
 from pxrs.core.records import (
     GROUPS_PREFIX,
     Claim,
@@ -38,6 +39,7 @@ from pxrs.core.records import (
     members_prefix,
     resets_prefix,
 )
+from pxrs.core.relaying import relays_prefix
 from pxrs.decoding import Decoder, cut
 from pxrs.errors import (
     DamagedBatch,
@@ -60,7 +62,7 @@ from pxrs.groups.info import (
     together,
 )
 from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
-from pxrs.stores.api import CoordStore, LogStore, lots
+from pxrs.stores.api import CoordStore, CountsMessages, LogStore, lots
 from pxrs.topics import Topics
 from pxrs.types import (
     RESERVED,
@@ -68,6 +70,7 @@ from pxrs.types import (
     Check,
     Committed,
     Conflict,
+    Counted,
     Delete,
     Fence,
     LogPartition,
@@ -185,8 +188,12 @@ class Groups:
                 bounds = self._topics.bounds(topic)
             except TopicNotFound:
                 continue  # deleted since it was listed
+            held_claims = {
+                number: seen.claim(LogPartition(topic.id, number)) or Claim() for number in bounds
+            }
+            lags = self._lags(topic, bounds, held_claims)
             for number, held in sorted(bounds.items()):
-                claim = seen.claim(LogPartition(topic.id, number)) or Claim()
+                claim = held_claims[number]
                 found.append(
                     GroupPartition(
                         topic=topic.name,
@@ -196,12 +203,25 @@ class Groups:
                         checkpoint=claim.checkpoint,
                         start=held.start,
                         end=held.end,
-                        lag=_behind(claim, held),
+                        lag=lags[number].messages,
+                        lag_is_exact=lags[number].exact,
                         lag_seconds=self._age(topic, number, claim, held) if lag_seconds else None,
                         metadata=claim.metadata,
                     )
                 )
         return tuple(found)
+
+    def _lags(
+        self, topic: Topic, bounds: Mapping[int, Bounds], held: Mapping[int, Claim]
+    ) -> Mapping[int, Counted]:
+        """How many messages of each partition are not handled."""
+        waiting = {
+            number: pending(_first(held[number], each), each.end, held[number].done)
+            for number, each in bounds.items()
+        }
+        if topic.source is not None and isinstance(self._log, CountsMessages):
+            return self._log.count(topic.id, waiting)
+        return {number: Counted(length(each), exact=True) for number, each in waiting.items()}
 
     def _age(self, topic: Topic, number: int, claim: Claim, held: Bounds) -> float | None:
         """Seconds since the first message not handled was sent."""
@@ -440,13 +460,6 @@ def _first(claim: Claim, held: Bounds) -> int:
     return held.start if claim.checkpoint is None else max(held.start, claim.checkpoint)
 
 
-def _behind(claim: Claim, held: Bounds) -> int:
-    """How many messages are not handled."""
-    first = _first(claim, held)
-    done = sum(max(0, min(end, held.end) - max(start, first)) for start, end in claim.done)
-    return max(0, held.end - first - done)
-
-
 def _change(topic: str, number: int, step: Step, seen: _Group, found: Topic) -> CheckpointChange:
     before = seen.claim(LogPartition(found.id, number))
     return CheckpointChange(
@@ -488,7 +501,8 @@ def forget(
         if not is_blank(decode(record, Claim))
         for step in [_rewound(where, record, stamp)]
     ]
-    for prefix in (history_prefix(group), resets_prefix(group), members_prefix(group)):
+    prefixes = (history_prefix, resets_prefix, members_prefix, relays_prefix)
+    for prefix in (prefix_of(group) for prefix_of in prefixes):
         changes += [_Change((), Delete(each.key)) for each in coord.list(prefix)]
     changes.append(_Change((), Delete(head_key(group))))
     guard = Check(head_key(group), version)

@@ -38,8 +38,9 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     `owner` is the name of the member that works on it, None if no connected member does.
     `epoch` is 0 before the first claim, `checkpoint` None before the first commit. The log holds
     offsets `start` up to `end`. `lag` counts the messages not handled, from the log's start where
-    there is no checkpoint; `lag_seconds` is the age of the first of them, 0 if there is none, and
-    None if it is not known or was not asked for.
+    there is no checkpoint. It is an estimate where `lag_is_exact` is false: far behind in a topic
+    over a source, whose offsets have gaps. `lag_seconds` is the age of the first of
+    them, 0 if there is none, and None if it is not known or was not asked for.
     """
 
     topic: str
@@ -52,6 +53,7 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
     lag_seconds: float | None
     metadata: str
+    lag_is_exact: bool = True
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,11 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     def lag(self) -> int:
         """Messages not handled, in all partitions."""
         return sum(part.lag for part in self.partitions)
+
+    @property
+    def lag_is_exact(self) -> bool:
+        """Whether `lag` was counted, in all partitions; it is an estimate otherwise."""
+        return all(part.lag_is_exact for part in self.partitions)
 
     @property
     def lag_seconds(self) -> float | None:

@@ -277,12 +277,23 @@ class OwnedClaims:
 
     def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
         """Set a checkpoint, forward or back: explicit, and recorded by `also`."""
+        return self._change_with(
+            part, lambda held: claims.seek(held, checkpoint, self._stamp()), also
+        )
+
+    def commit_with(self, part: TopicPartition, mark: Mark, also: Sequence[Write]) -> Applied:
+        """Move one checkpoint forward, and write `also` in the same commit if it is still owned."""
+        return self._change_with(
+            part, lambda held: claims.advance(held, *mark, self._stamp()), also
+        )
+
+    def _change_with(self, part: TopicPartition, build: Rebuild, also: Sequence[Write]) -> Applied:
         with self.lock:
             held = self._held.get(part)
             if held is None:
                 return Applied([], frozenset([part]))
-            # Not by `_change`: a claim that is lost must not leave the record of a seek behind.
-            step = claims.seek(held, checkpoint, self._stamp())
+            # Not by `_change`: a claim that is lost must not leave what goes with it behind.
+            step = build(held)
             while True:
                 try:
                     outcome = self._send([step], (), also)
@@ -301,7 +312,7 @@ class OwnedClaims:
                 if not isinstance(verdict, Behind):
                     self.drop([part])
                     return Applied([], frozenset([part]))
-                step = claims.seek(verdict.owned_claim, checkpoint, self._stamp())
+                step = build(verdict.owned_claim)
 
     def wrote(self, steps: Iterable[Step], versions: Mapping[str, int]) -> None:
         """Note what a transaction has committed."""

@@ -37,7 +37,7 @@ from pxrs.queues.item import Item, PutItem, as_item, encode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import Atomic, Watch
 from pxrs.stores.connections import Lent, is_writing
-from pxrs.types import Delivery, Header, Holder, NewItem, QueueChange, Release, Value
+from pxrs.types import Append, Delivery, Header, Holder, NewItem, QueueChange, Release, Value
 
 if TYPE_CHECKING:
     from pxrs.kv.transaction import TransactionKeys
@@ -86,6 +86,8 @@ class UnitOfWork(Generic[Value]):
         # The ids of what was put, once it is committed: see `PutItem`.
         self._ids: list[int | None] = []
         self._outgoing: Outgoing | None = None
+        # Batches that are encoded already, behind those of `_outgoing`.
+        self._batches: list[Append] = []
         self._keys: TransactionKeys | None = None
         self._atomic: Atomic | None = None
         # The caller's own statements can't be repeated here, so the commit is tried once.
@@ -248,6 +250,7 @@ class UnitOfWork(Generic[Value]):
         with self._locked():
             self._require_open()
             self._put, self._ids, self._outgoing, self._keys = [], [], None, None
+            self._batches = []
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
@@ -283,6 +286,12 @@ class UnitOfWork(Generic[Value]):
                     self._context.topics, self._context.clock, value_serde=self._serde
                 )
             self._outgoing.send(topic, value, key, partition, headers)
+
+    def _append(self, batches: Sequence[Append]) -> None:
+        """Append encoded batches when, and only if, this transaction commits."""
+        with self._locked():
+            self._require_open()
+            self._batches += batches
 
     @property
     def kv(self) -> TransactionKeys:
@@ -404,7 +413,7 @@ class UnitOfWork(Generic[Value]):
     def _is_queues_alone(self) -> bool:
         """Whether one call of the queues does it all."""
         others = (self._atomic, self._given, self._outgoing, self._keys)
-        return all(other is None for other in others)
+        return not self._batches and all(other is None for other in others)
 
     def _settles_as_committed(self) -> bool:
         """Whether a commit that was interrupted was done all the same: then this has ended."""
@@ -479,7 +488,8 @@ class UnitOfWork(Generic[Value]):
     def _stage(self, atomic: Atomic, change: QueueChange | None) -> None:
         if change is not None:
             atomic.queue(change)
-        for where, batch in self._outgoing.appends() if self._outgoing else ():
+        sent = self._outgoing.appends() if self._outgoing else []
+        for where, batch in (*sent, *self._batches):
             atomic.append(where, batch)
         if self._keys is not None:
             self._keys._stage(atomic)

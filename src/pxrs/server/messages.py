@@ -13,12 +13,11 @@ from pxrs.aio.app import Pxrs
 from pxrs.codec.batches import (
     CHECKSUM,
     MAX_TIMESTAMP,
-    decode,
+    decode_sized,
     encode,
     read_batch,
-    unpacked_size,
 )
-from pxrs.decoding import Decoder, cut
+from pxrs.decoding import Decoder, cut, messages_of
 from pxrs.errors import DamagedBatch, InvalidRequest, OffsetOutOfRange, TopicNotFound
 from pxrs.producing.records import Checks, check_partition
 from pxrs.server.appends import Appends
@@ -35,6 +34,7 @@ from pxrs.types import (
     LogPartition,
     Message,
     StoredBatch,
+    StoredRows,
     Topic,
 )
 
@@ -46,6 +46,8 @@ _CACHED_BYTES = 32 * 2**20
 # A page ends after the message that takes it over this, decompressed.
 _PAGE_BYTES = 8 * 2**20
 _LAST_OFFSET = 2**63 - 1
+# How often a page asks the log: as often as a page of such pieces may take, and some more.
+_MOST_PIECES = 2 * _PAGE_BYTES // _PIECE
 
 
 class ProducerState(NamedTuple):
@@ -80,7 +82,8 @@ class Messages:
     def __init__(self, px: Pxrs, settings: ServeSettings, metrics: Metrics) -> None:
         self._px = px
         self._metrics = metrics
-        self._log = px._blocking.stores.log
+        # With the rows of virtual topics.
+        self._log = px._blocking._stores.log
         self._call = px._threads.call
         self._producer = px.producer(
             # Every request asks for its result at once, which commits: no thread need look for it.
@@ -179,7 +182,7 @@ class Messages:
         def look(found: Topic) -> Page:
             return self._read(found, partition, offset, most)
 
-        page = await self._polled(topic, partition, offset, wait, look, lambda it: it.messages)
+        page = await self._polled(topic, partition, offset, wait, look, lambda it: it.next > offset)
         self._metrics.count(names.FETCHED, topic, by=len(page.messages))
         return page
 
@@ -189,6 +192,11 @@ class Messages:
         """Batches from the one that holds `offset` on, about `most_bytes`; waits as `fetch`."""
 
         def look(found: Topic) -> RawPage:
+            if found.source is not None:
+                raise InvalidRequest(
+                    f"topic {topic!r} lies over a source and has rows, no record batches; fetch "
+                    "its messages as JSON"
+                )
             fetched = self._log.fetch(LogPartition(found.id, partition), offset, most_bytes)
             after = fetched.batches[-1].next if fetched.batches else offset
             data = b"".join(batch.data for batch in fetched.batches)
@@ -242,27 +250,29 @@ class Messages:
 
     def _read(self, topic: Topic, partition: int, offset: int, most: int) -> Page:
         """Decodes no more batches than are answered. In a thread."""
-        where = LogPartition(topic.id, partition)
+        where, fence = LogPartition(topic.id, partition), Fence(topic.name, partition, 0)
         found: list[Message] = []
-        size = 0
-        while True:
-            position = offset + len(found)
+        size, position = 0, offset
+        # Offsets of a source have gaps, and long stretches without rows of this partition.
+        for _ in range(_MOST_PIECES):
             fetched = self._log.fetch(where, position, _PIECE)
             for batch in fetched.batches:
                 try:
-                    messages, unpacked = self._decoded.get(
-                        where, batch, Fence(topic.name, partition, 0)
-                    )
+                    messages, unpacked = self._decoded.get(where, batch, fence)
                 except DamagedBatch:
                     if not found:
                         raise
-                    return Page(found, offset + len(found), fetched.start, fetched.end)
-                found += cut(messages, offset + len(found))[: most - len(found)]
+                    return Page(found, position, fetched.start, fetched.end)
+                wanted = cut(messages, position)
+                room = most - len(found)
+                found += wanted[:room]
                 size += unpacked
+                position = batch.next if len(wanted) <= room else found[-1].offset + 1
                 if len(found) >= most or size >= _PAGE_BYTES:
-                    break
-            if len(found) >= most or size >= _PAGE_BYTES or not fetched.batches:
-                return Page(found, offset + len(found), fetched.start, fetched.end)
+                    return Page(found, position, fetched.start, fetched.end)
+            if not fetched.batches:
+                break
+        return Page(found, position, fetched.start, fetched.end)
 
     # Topics
 
@@ -316,16 +326,18 @@ class _DecodedBatches:
         self._batches = OrderedDict()
 
     def get(
-        self, where: LogPartition, batch: StoredBatch, fence: Fence
+        self, where: LogPartition, batch: StoredBatch | StoredRows, fence: Fence
     ) -> tuple[list[Message], int]:
         """The messages of a batch, and how many bytes they are decompressed."""
+        if isinstance(batch, StoredRows):
+            # The source keeps what it has read, and rows are not decoded.
+            return messages_of(batch, fence), batch.size
         key = where, batch.base, bytes(batch.data[CHECKSUM])
         with self._lock:
             if (known := self._batches.get(key)) is not None:
                 self._batches.move_to_end(key)
                 return known
-        messages = decode(batch, fence)
-        size = unpacked_size(batch.data, messages)
+        messages, size = decode_sized(batch, fence)
         with self._lock:
             if key not in self._batches:
                 self._batches[key] = messages, size

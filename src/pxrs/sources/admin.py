@@ -87,8 +87,8 @@ class Sources:
 
         A column with the row's partition and an index on it: each member then reads only its own
         rows. On PostgreSQL a trigger, too, that tells of new rows. What is there already is left
-        out. With `apply` they are executed, and the topic's record says so: who opens the topic
-        from then on makes use of it. No key moves to another partition.
+        out. With `apply` they are executed, and the topic's record says so: members make use of
+        it, those that run after ten seconds at most. No key moves to another partition.
         """
         topic = self._find(name)
         source = self._log.virtual(topic.id).source

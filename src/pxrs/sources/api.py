@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pxrs.stores.api import Watch
@@ -13,6 +14,13 @@ class SourceRead(NamedTuple):
 
     rows: list[Row]
     next: int
+
+
+class LastKeys(NamedTuple):
+    """Offset and key of all rows from `low` on, up to where was asked for, by rising offset."""
+
+    rows: Sequence[tuple[int, bytes | None]]
+    low: int
 
 
 class Source(Protocol):
@@ -60,6 +68,21 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of it; it may be called twice. Reads raise `Closed` from then on."""
+        ...
+
+
+@runtime_checkable
+class TellsLastKeys(Protocol):
+    """A `Source` that can tell cheaply which rows there are, so that a lag is counted in rows."""
+
+    def last_keys(
+        self, stream: int, start: int, end: int, limit: int, partition: int | None = None
+    ) -> LastKeys | None:
+        """The last rows from `start` up to `end`, final or not: about `limit`, or all of them.
+
+        With `partition` those of one partition of the virtual topic only, without
+        keys; None if that can't be done.
+        """
         ...
 
 

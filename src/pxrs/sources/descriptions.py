@@ -105,7 +105,6 @@ def open_source(topic: Topic, store_url: str) -> Source:
 
 
 def use_prepared(topic: Topic, source: Source) -> None:
-    """Read the source by what `prepare` has added to it."""
-    prepared = (topic.source or {}).get(PREPARED)
-    if prepared is not None and isinstance(source, OpenTable):
-        source.use(**prepared)
+    """Read the source for this topic, by what `prepare` has added to it."""
+    if isinstance(source, OpenTable):
+        source.use(topic.partitions, **((topic.source or {}).get(PREPARED) or {}))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from time import monotonic
 from typing import Any, NoReturn
 
 from pxrs.clock import Clock
+from pxrs.core.lag import length
+from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest, PxrsError, TopicNotFound
 from pxrs.sources.virtual import VirtualLog
 from pxrs.stores.api import (
@@ -20,19 +23,32 @@ from pxrs.stores.api import (
     TellsSizes,
     Watch,
 )
-from pxrs.topics import Topics, is_virtual
-from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
+from pxrs.topics import PREPARED, Topics, is_virtual
+from pxrs.types import Append, Appended, Bounds, Counted, Fetched, LogPartition
 
 # How long a watch on both real and virtual topics looks at one of them.
 _SLICE = 0.05
+# Seconds between two looks at the record of a virtual topic that is not prepared.
+_REFRESH_EVERY = 10.0
 
 
 class LogWithSources:
-    """See `LogStore`. `open_log` opens what the virtual topic of this id lies over."""
+    """See `LogStore`. `open_log` opens what the virtual topic of this id lies over.
 
-    def __init__(self, log: LogStore, open_log: Callable[[str], VirtualLog]) -> None:
+    `refresh` is called for one that is read, now and then: its topic may have been prepared since.
+    """
+
+    def __init__(
+        self,
+        log: LogStore,
+        open_log: Callable[[str], VirtualLog],
+        refresh: Callable[[VirtualLog], None] | None = None,
+    ) -> None:
         self._log = log
         self._open = open_log
+        self._refresh = refresh
+        # When each is refreshed next, in seconds of the monotonic clock.
+        self._refresh_at: dict[str, float] = {}
         self._opened: dict[str, VirtualLog] = {}
         self._lock = threading.Lock()
 
@@ -63,9 +79,18 @@ class LogWithSources:
 
     # Reading
 
+    def _read(self, topic_id: str) -> VirtualLog:
+        """The log of a virtual topic, as its topic is now or was a moment ago."""
+        found = self.virtual(topic_id)
+        if self._refresh is not None and monotonic() >= self._refresh_at.get(topic_id, 0.0):
+            self._refresh_at[topic_id] = monotonic() + _REFRESH_EVERY
+            with suppress(PxrsError):
+                self._refresh(found)
+        return found
+
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         if is_virtual(where.topic_id):
-            return self.virtual(where.topic_id).fetch(where, offset, max_bytes)
+            return self._read(where.topic_id).fetch(where, offset, max_bytes)
         return self._log.fetch(where, offset, max_bytes)
 
     def fetch_many(
@@ -73,7 +98,7 @@ class LogWithSources:
     ) -> Generator[Fetched | PxrsError]:
         first = places[0][0].topic_id if places else ""
         if all(where.topic_id == first for where, _ in places) and is_virtual(first):
-            yield from self.virtual(first).fetch_many(places, max_bytes)
+            yield from self._read(first).fetch_many(places, max_bytes)
         elif isinstance(self._log, FetchesMany) and not any(
             is_virtual(where.topic_id) for where, _ in places
         ):
@@ -89,6 +114,12 @@ class LogWithSources:
         if is_virtual(topic_id):
             return self.virtual(topic_id).bounds()
         return self._log.bounds(topic_id)
+
+    def count(self, topic_id: str, ranges: Mapping[int, Ranges]) -> dict[int, Counted]:
+        """See `CountsMessages`."""
+        if is_virtual(topic_id):
+            return self.virtual(topic_id).count(ranges)
+        return {number: Counted(length(each), exact=True) for number, each in ranges.items()}
 
     def size(self, where: LogPartition) -> int:
         """0 for virtual topics: the rows are not the store's."""
@@ -203,7 +234,17 @@ def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
                 return VirtualLog(topic, open_source(topic, stores.url))
         raise TopicNotFound(topic_id)
 
-    return StoresWithSources(stores, LogWithSources(stores.log, open_log))
+    def refresh(log: VirtualLog) -> None:
+        if log.is_prepared:
+            return
+        from pxrs.sources.descriptions import use_prepared
+
+        topic = topics.find(log.topic.name)
+        if topic.id == log.topic.id and PREPARED in (topic.source or {}):
+            use_prepared(topic, log.source)
+            log.topic = topic
+
+    return StoresWithSources(stores, LogWithSources(stores.log, open_log, refresh))
 
 
 class _AnyOf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -30,10 +31,15 @@ class RowsPerRead:
         """
         if not rows:
             return 0
-        size = sum([len(row[2] or b"") + len(row[3] or b"") for row in rows])
+        size = bytes_of(rows, 2) + bytes_of(rows, 3)
         room = int(READ_BYTES / (size / len(rows) + _ROW_BYTES))
         self.count = max(1, min(room, max(self.count, len(rows)) * 4, _MOST_ROWS))
         return len(rows) if size <= READ_BYTES else first_within(rows)
+
+
+def bytes_of(rows: Sequence[Row], field: int) -> int:
+    """Returns how many bytes this field of the rows has together; those that are None have none."""
+    return sum(map(len, filter(None, map(itemgetter(field), rows))))
 
 
 def first_within(rows: Sequence[Row], most: int = READ_BYTES) -> int:

@@ -10,14 +10,23 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import public
 from pxrs.core.settling import Settling, following
-from pxrs.errors import Closed, ConfigError, InvalidRequest, PxrsError, SourceChanged, quoted
+from pxrs.errors import (
+    Closed,
+    ConfigError,
+    DamagedBatch,
+    InvalidRequest,
+    PxrsError,
+    SourceChanged,
+    quoted,
+)
 from pxrs.forks import Origin
-from pxrs.sources.api import SourceRead
+from pxrs.sources.api import LastKeys, SourceRead
 from pxrs.sources.rows import RowsPerRead, as_bytes, as_json, named
 from pxrs.sources.tables.api import (
     Columns,
@@ -28,9 +37,13 @@ from pxrs.sources.tables.api import (
     TableDatabase,
     TellsOfRows,
 )
+from pxrs.sources.tables.engines import check_engine, open_on_engine, recorded_url
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 # Ids that are looked at for one without a gap while a writer has to be waited for.
 _IDS = 1000
@@ -47,6 +60,9 @@ class Table:
     `timestamp` is a time, or a number of seconds or milliseconds since 1970. `partition` is a
     column with the row's partition, if the table has one: members then read only their own rows.
 
+    `engine` is a SQLAlchemy engine for that database, instead of `url`: this process reads on its
+    connections. Its URL is recorded, without a password, for processes that do not bring one.
+
     `settle` is how many seconds a missing id is waited for where the database does not tell who is
     writing: longer than the longest transaction that writes to the table.
     """
@@ -59,8 +75,15 @@ class Table:
     partition: str | None = None
     settle: float | None = None
     url: str | None = None
+    engine: Engine | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.engine is not None:
+            if self.url is not None:
+                raise InvalidRequest(
+                    f"{self.name!r} is in one database: give url= or engine=, not both"
+                )
+            check_engine(self.engine)
         columns = [self.offset, *self.values]
         columns += [each for each in (self.key, self.timestamp, self.partition) if each is not None]
         for text in (self.name, *columns):
@@ -97,9 +120,15 @@ class Table:
             "timestamp": self.timestamp,
             "partition": self.partition,
             "settle": self.settle,
-            "url": None if self.url is None else public(self.url),
+            "url": self._public_url,
         }
         return {name: value for name, value in kept.items() if value is not None}
+
+    @property
+    def _public_url(self) -> str | None:
+        if self.engine is not None:
+            return recorded_url(self.engine)
+        return None if self.url is None else public(self.url)
 
     @property
     def columns(self) -> Columns:
@@ -111,6 +140,8 @@ class Table:
         """Connect to the database; the store's own, unless the table is elsewhere."""
         from pxrs.sources.tables.opening import open_table_database
 
+        if self.engine is not None:
+            return OpenTable(self, open_on_engine(self.engine, self.columns))
         return OpenTable(self, open_table_database(self.url or store_url, self.columns))
 
 
@@ -132,12 +163,21 @@ class OpenTable:
         self._closed = False
         self._filters = table.partition is not None
         self._channel: str | None = None
+        # Of the virtual topic; and the ids, first and last, whose rows all name one of them.
+        self._partitions: int | None = None
+        self._sound = (0, -1)
         # How many rows the database has returned.
         self.rows_read = 0
 
-    def use(self, partition: str | None = None, channel: str | None = None) -> None:
-        """Use what `prepare` has added to the table; a column that is gone is done without."""
+    def use(
+        self, partitions: int, partition: str | None = None, channel: str | None = None
+    ) -> None:
+        """Use what `prepare` has added to the table; a column that is gone is done without.
+
+        `partitions` is how many the virtual topic has.
+        """
         with self._use():
+            self._partitions = partitions
             if partition is not None and self.table.partition is None:
                 with suppress(ConfigError):
                     self._keeping().filter_by(partition)
@@ -202,7 +242,50 @@ class OpenTable:
         if not self._filters:
             return None
         with self._use():
-            return self._read(offset, limit, None, partition)
+            read = self._read(offset, limit, None, partition)
+            return self._before_odd_ones(offset, read)
+
+    def _before_odd_ones(self, offset: int, read: SourceRead) -> SourceRead:
+        """What was read, up to the first row that names no partition.
+
+        No reader would find such a row, so nobody may go past it: `DamagedBatch` at its id. Only
+        the program that writes fills a column of its own; ours is computed by the database.
+        """
+        if self.table.partition is None or self._partitions is None or read.next == offset:
+            return read
+        first, last = self._sound
+        if first <= offset and read.next - 1 <= last:
+            return read
+        goes_on = first <= offset <= last + 1
+        odd = self._keeping().first_odd(
+            last + 1 if goes_on else offset, read.next - 1, self._partitions
+        )
+        end = read.next if odd is None else odd[0]
+        self._sound = (first if goes_on else offset, end - 1)
+        if odd is None:
+            return read
+        if odd[0] == offset:
+            says = f"its {self.table.partition!r} is {'NULL' if odd[1] is None else odd[1]}"
+            raise DamagedBatch(
+                self.table.name,
+                0,
+                offset,
+                offset + 1,
+                f"{says} and must be from 0 to {self._partitions - 1}: no consumer would get the "
+                "row; UPDATE it, and add a CHECK to the table",
+            )
+        return SourceRead([row for row in read.rows if row[0] < end], end)
+
+    def last_keys(
+        self, stream: int, start: int, end: int, limit: int, partition: int | None = None
+    ) -> LastKeys | None:
+        """See `TellsLastKeys`."""
+        if partition is not None and not self._filters:
+            return None
+        with self._use():
+            found = self.database.last_keys(start, end - 1, limit, partition)
+        rows = [(offset, as_bytes(key)) for offset, key in reversed(found)]
+        return LastKeys(rows, rows[0][0] if len(rows) == limit else start)
 
     def _read(
         self, offset: int, limit: int, until: int | None, partition: int | None
@@ -300,7 +383,7 @@ class OpenTable:
 
 def _refuse_repeats(found: Sequence[Record], table: Table) -> None:
     """A view may have an id twice: half of such a pair would be skipped at a chunk's end."""
-    if len({row[0] for row in found}) < len(found):
+    if len(set(map(itemgetter(0), found))) < len(found):
         raise SourceChanged(
             f"{table.offset!r} of {table.name!r} is not unique: two rows have the same id, and a "
             "checkpoint could not stand between them. Name a column that is unique"
@@ -321,13 +404,18 @@ def _maker(table: Table) -> Callable[[Sequence[Record]], list[Row]]:
 
 
 def _of_one_column(records: Sequence[Record]) -> list[Row]:
-    # Plain tuples in the order of a Row, of which making one takes three times as long.
+    # Plain tuples in the order of a Row, of which making one takes three times as long; and the
+    # usual types without a call.
     return [
         (  # type: ignore[misc]
             offset,
             time or 0,
-            key if type(key) is bytes else as_bytes(key),
-            value if type(value) is bytes else as_bytes(value),
+            key if type(key) is bytes else key.encode() if type(key) is str else as_bytes(key),
+            value
+            if type(value) is bytes
+            else value.encode()
+            if type(value) is str
+            else as_bytes(value),
             (),
         )
         for offset, time, key, value in records

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from pxrs.core.lag import count_rows, share
+from pxrs.core.records import Ranges
 from pxrs.core.routing import hasher
 from pxrs.errors import ConfigError, OffsetOutOfRange, PartitionNotFound, PxrsError
-from pxrs.sources.api import FiltersPartitions, Source
+from pxrs.sources.api import FiltersPartitions, LastKeys, Source, TellsLastKeys
+from pxrs.sources.rows import bytes_of
 from pxrs.stores.api import Watch
-from pxrs.types import Bounds, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
+from pxrs.topics import PREPARED
+from pxrs.types import Bounds, Counted, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
 
 # How many rows are read at a time, and how many bytes of chunks are kept for slower partitions.
 _ROWS = 5000
@@ -27,6 +31,9 @@ _MOST_CHUNKS = 64
 _ROW_BYTES = 100
 # Partitions of so many keys are remembered.
 _MOST_KEYS = 2**16
+# How many rows are looked at for a lag, and how many of a partition at least.
+_COUNTED = 10_000
+_COUNTED_AT_LEAST = 500
 
 
 class _Chunk(NamedTuple):
@@ -48,7 +55,7 @@ class VirtualLog:
 
     def __init__(self, topic: Topic, source: Source) -> None:
         self.source = source
-        self._topic = topic
+        self.topic = topic
         check_streams(topic.partitions, source)
         self._per_stream = topic.partitions // source.streams
         self._hash = hasher(topic.partitioner, self._per_stream)
@@ -57,6 +64,11 @@ class VirtualLog:
         # By stream and start; those that were used last at the end.
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
         self._kept = 0
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its source is read by what `prepare` has added."""
+        return PREPARED in (self.topic.source or {})
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         """See `LogStore.fetch`; `max_bytes` is for the rows of this partition."""
@@ -90,7 +102,48 @@ class VirtualLog:
         streams = [self.source.bounds(stream) for stream in range(self.source.streams)]
         return {
             partition: streams[partition // self._per_stream]
-            for partition in range(self._topic.partitions)
+            for partition in range(self.topic.partitions)
+        }
+
+    def count(self, ranges: Mapping[int, Ranges]) -> dict[int, Counted]:
+        """See `CountsMessages`. Of a source that tells no keys it is an even share of offsets."""
+        waiting = {number: each for number, each in ranges.items() if each}
+        found = {number: Counted(0, exact=True) for number in ranges}
+        for stream in {number // self._per_stream for number in waiting}:
+            own = {n: each for n, each in waiting.items() if n // self._per_stream == stream}
+            found |= self._count(stream, own)
+        return found
+
+    def _count(self, stream: int, ranges: Mapping[int, Ranges]) -> dict[int, Counted]:
+        """Counts rows of some partitions of one stream; none of the ranges are empty."""
+        source = self.source
+        if not isinstance(source, TellsLastKeys):
+            return {number: share(each, self._per_stream) for number, each in ranges.items()}
+        most = max(_COUNTED // len(ranges), _COUNTED_AT_LEAST)
+        found: dict[int, Counted] = {}
+        for number, each in ranges.items():
+            start, end = each[0][0], each[-1][1]
+            last = source.last_keys(stream, start, end, most, number)
+            if last is None:
+                return self._count_by_hash(stream, source, ranges)
+            found[number] = count_rows(each, [row[0] for row in last.rows], last.low, end)
+        return found
+
+    def _count_by_hash(
+        self, stream: int, source: TellsLastKeys, ranges: Mapping[int, Ranges]
+    ) -> dict[int, Counted]:
+        """Looks at the newest rows once, for all partitions."""
+        start = min(each[0][0] for each in ranges.values())
+        end = max(each[-1][1] for each in ranges.values())
+        rows, low = source.last_keys(stream, start, end, _COUNTED) or LastKeys([], end)
+        seen: list[list[int]] = [[] for _ in range(self._per_stream)]
+        with self._lock:
+            known = self._partition_of_key
+            for offset, key in rows:
+                seen[known[key] if key in known else self._learn(key)].append(offset)
+        return {
+            number: count_rows(each, seen[number % self._per_stream], low, end)
+            for number, each in ranges.items()
         }
 
     def final(self, where: LogPartition) -> int | None:
@@ -109,8 +162,8 @@ class VirtualLog:
         self.source.close()
 
     def _check(self, where: LogPartition) -> int:
-        if not 0 <= where.partition < self._topic.partitions:
-            raise PartitionNotFound(self._topic.name, where.partition, self._topic.partitions)
+        if not 0 <= where.partition < self.topic.partitions:
+            raise PartitionNotFound(self.topic.name, where.partition, self.topic.partitions)
         return where.partition
 
     def _bounds(self, stream: int, where: LogPartition, offset: int) -> Bounds:
@@ -158,7 +211,7 @@ class VirtualLog:
                 split[known[row[2]]].append(row)
             except KeyError:
                 split[self._learn(row[2])].append(row)
-        size = sum([len(row[3] or b"") for row in rows]) + len(rows) * _ROW_BYTES
+        size = bytes_of(rows, 3) + len(rows) * _ROW_BYTES
         first = stream * self._per_stream
         return _Chunk(
             offset, following, {first + place: found for place, found in enumerate(split)}, size

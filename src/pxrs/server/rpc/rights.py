@@ -3,9 +3,11 @@
 A call that no rule knows, and a record whose key none knows, need `cluster:store:admin`: what is
 added to the seams or to the store is closed until a rule here opens it. What opens:
 
-    topics/<topic>                        to see it any right on the topic; to write it admin
-    group/, members/, claims/, history/, resets/   of a group: to see them any right on the group,
-                                          to write them write, to remove the group or a claim admin
+    topics/<topic>                        to see it any right on the topic; to write it admin, but
+                                          over a source only with the cluster's
+    group/, members/, claims/, history/, resets/, relays/   of a group: to see them any right on the
+                                          group, to write them write, to remove the group or a claim
+                                          admin
     a log                                 by the topic whose record names it
     a queue, a key                        by its name; of keys only `kv.*`, not their records:
                                           who writes the head of a shard has all keys of it
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.config import check_group_name, check_member_name, check_partitions, check_topic_name
-from pxrs.core import records
+from pxrs.core import records, relaying
 from pxrs.errors import InvalidRequest, PermissionDenied, SchemaMismatch, TopicNotFound, quoted
 from pxrs.groups.resets import Reset
 from pxrs.server.rest.routes import Need, of_key
@@ -127,11 +129,17 @@ class Owner(NamedTuple):
     rest: str = ""
 
 
-_GROUP_FOLDERS: dict[str, tuple[type, re.Pattern[str]]] = {
-    "members": (records.MemberRecord, re.compile(r"[^/]+")),
-    "claims": (records.Claim, re.compile(r"[^/]+/[0-9]{1,9}")),
-    "history": (records.Move, re.compile(r"[0-9]{12,20}")),
-    "resets": (Reset, re.compile(r"[0-9]{15}-[^/]+-[0-9]{6,9}")),
+# The folders of a group: the keys that can be in them, and what they hold.
+_GROUP_FOLDERS: dict[str, dict[re.Pattern[str], type]] = {
+    "group": {re.compile(""): records.Head},
+    "members": {re.compile(r"[^/]+"): records.MemberRecord},
+    "claims": {re.compile(r"[^/]+/[0-9]{1,9}"): records.Claim},
+    "history": {re.compile(r"[0-9]{12,20}"): records.Move},
+    "resets": {re.compile(r"[0-9]{15}-[^/]+-[0-9]{6,9}"): Reset},
+    "relays": {
+        re.compile(r"[^/]+"): relaying.Target,
+        re.compile(r"[^/]+/[^/]+/[0-9]{1,9}"): relaying.RelayRecord,
+    },
 }
 
 
@@ -182,6 +190,9 @@ def _to_write(write: Write) -> Iterable[Wanted]:
         yield (CLUSTER,)
     elif owner.kind == "topic":
         yield (Need("topic", owner.name, "admin"),)
+        if isinstance(write, Put) and read_topic(write).source is not None:
+            # Nodes open a source with rights of their own: files, databases.
+            yield (CLUSTER,)
     elif isinstance(write, Put):
         yield Need("group", owner.name, "write"), Need("group", owner.name, "admin")
         yield from _to_put(write, owner)
@@ -212,8 +223,9 @@ def check_write(write: Write) -> Topic | None:
     if owner.folder == "members":
         _member(put, owner)
     else:
-        kind, shape = _GROUP_FOLDERS.get(owner.folder, (records.Head, re.compile("")))
-        if not shape.fullmatch(owner.rest):
+        kinds = _GROUP_FOLDERS[owner.folder].items()
+        kind = next((kind for shape, kind in kinds if shape.fullmatch(owner.rest)), None)
+        if kind is None:
             raise InvalidRequest(f"there is no record {quoted(put.key)} of a group")
         _decoded(put, kind)
     return None

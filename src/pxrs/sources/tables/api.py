@@ -80,6 +80,15 @@ class TableDatabase(Protocol):
         """The ids above `after`, by size."""
         ...
 
+    def last_keys(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> Sequence[Record]:
+        """Id and key of the last rows from `first` to `last`, the highest id first.
+
+        With `partition` only those whose partition column says so.
+        """
+        ...
+
     def first_at(self, timestamp: int) -> int | None:
         """The lowest id of a row of this time (ms) or later."""
         ...
@@ -104,6 +113,10 @@ class KeepsPartitions(Protocol):
 
         `ConfigError` if it is no column of integers.
         """
+        ...
+
+    def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
+        """The lowest id from `first` to `last` whose row names no partition, and what it names."""
         ...
 
     def preparation(self, partitions: int) -> Preparation:
@@ -167,14 +180,25 @@ def ids_run_out(check: str, column: str, kind: str, top: int, most: int) -> list
 
 def odd_ones(name: str, table: str, partitions: int) -> str:
     """A query for a partition, of the column of this name, that is none."""
-    odd = f"{name} IS NULL OR {name} < 0 OR {name} >= {partitions:d}"
-    return f"SELECT {name} FROM {table} WHERE {odd} LIMIT 1"
+    return f"SELECT {name} FROM {table} WHERE {_is_odd(name, partitions)} LIMIT 1"
+
+
+def first_odd_one(name: str, table: str, offset: str, partitions: int, mark: str = "%s") -> str:
+    """A query for the first row between two ids whose partition, in this column, is none."""
+    between = f"{offset} BETWEEN {mark} AND {mark} AND ({_is_odd(name, partitions)})"
+    return f"SELECT {offset}, {name} FROM {table} WHERE {between} ORDER BY {offset} LIMIT 1"
+
+
+def _is_odd(name: str, partitions: int) -> str:
+    return f"{name} IS NULL OR {name} < 0 OR {name} >= {partitions:d}"
 
 
 class Reading:
     """The statements that read a table, made of expressions in its database's own words.
 
-    `mark` stands for a value.
+    `mark` stands for a value. `by_index`: there is an index on partition and id, and the server has
+    to use it. PostgreSQL takes that of the ids otherwise, whose rows lie in order on the disk, and
+    reads all rows for each partition.
     """
 
     def __init__(
@@ -184,11 +208,25 @@ class Reading:
         others: Sequence[str],
         partition: str | None = None,
         mark: str = "%s",
+        *,
+        by_index: bool = False,
     ) -> None:
         columns = ", ".join([offset, *others])
         rest = f"{offset} BETWEEN {mark} AND {mark} ORDER BY {offset} LIMIT {mark}"
         self._all = f"SELECT {columns} FROM {table} WHERE {rest}"
+        self._by_index = by_index
         self._filtered = f"SELECT {columns} FROM {table} WHERE {partition} = {mark} AND {rest}"
+        # The key follows the time.
+        keys = f"SELECT {offset}, {others[1]} FROM {table} WHERE"
+        newest = f"{offset} BETWEEN {mark} AND {mark} ORDER BY {offset} DESC LIMIT {mark}"
+        self._last = f"{keys} {newest}"
+        self._last_filtered = f"{keys} {partition} = {mark} AND {newest}"
+        if by_index:
+            # No other index has this order.
+            both = f"({partition}, {offset})"
+            self._filtered = f"""SELECT {columns} FROM {table}
+                WHERE {both} >= ({mark}, {mark}) AND {both} <= ({mark}, {mark})
+                ORDER BY {partition}, {offset} LIMIT {mark}"""
         self.ids = f"SELECT {offset} FROM {table} WHERE {offset} > {mark} ORDER BY 1 LIMIT {mark}"
 
     def rows(
@@ -197,7 +235,17 @@ class Reading:
         """The statement for `TableDatabase.select`, and its values."""
         if partition is None:
             return self._all, [first, last, limit]
+        if self._by_index:
+            return self._filtered, [partition, first, partition, last, limit]
         return self._filtered, [partition, first, last, limit]
+
+    def last(
+        self, first: int, last: int, limit: int, partition: int | None
+    ) -> tuple[str, list[int]]:
+        """The statement for `TableDatabase.last_keys`, and its values."""
+        if partition is None:
+            return self._last, [first, last, limit]
+        return self._last_filtered, [partition, first, last, limit]
 
 
 def parts(table: str) -> list[str]:

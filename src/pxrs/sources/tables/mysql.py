@@ -6,7 +6,7 @@ ahead (`INSERT … SELECT`). `mysql_writers.py` tells who may still have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from pxrs.sources.tables.api import (
     Preparation,
     Reading,
     Record,
+    first_odd_one,
     ids_run_out,
     key_depends_on_settings,
     mark_of,
@@ -82,8 +83,14 @@ _EPOCH = "'1970-01-01 00:00:00'"
 class MysqlTable:
     """See `TableDatabase`."""
 
-    def __init__(self, settings: SqlSettings, columns: Columns) -> None:
+    def __init__(
+        self,
+        settings: SqlSettings,
+        columns: Columns,
+        connect: Callable[[], Any] | None = None,
+    ) -> None:
         self.place = settings.shown
+        self._of_the_user = connect
         self._options = settings.options
         self._columns = columns
         self._name = ".".join(map(_name, parts(columns.table)))
@@ -105,13 +112,9 @@ class MysqlTable:
     # The connection
 
     def _connect(self, **more: Any) -> Any:
-        options = {**self._options, **more}
-        try:
-            db: Any = pymysql.connect(**options, autocommit=True, cursorclass=Cursor)
-        except TypeError as error:
-            raise ConfigError(
-                f"{self.place}: the driver does not know an option: {error}"
-            ) from None
+        db = self._of_the_user() if self._of_the_user else self._connect_by_url(**more)
+        db.autocommit(True)
+        db.cursorclass = Cursor
         with db.cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SET SESSION time_zone = '+00:00'")
@@ -119,6 +122,14 @@ class MysqlTable:
                 # MySQL would tell a counter that is up to a day old; MariaDB does not know this.
                 cursor.execute("SET SESSION information_schema_stats_expiry = 0")
         return db
+
+    def _connect_by_url(self, **more: Any) -> Any:
+        try:
+            return pymysql.connect(**{**self._options, **more})
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.place}: the driver does not know an option: {error}"
+            ) from None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -278,6 +289,11 @@ class MysqlTable:
     def ids(self, after: int, limit: int) -> list[int]:
         return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
 
+    def last_keys(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        return self._rows(*self._reading().last(first, last, limit, partition))
+
     def first_at(self, timestamp: int) -> int | None:
         # Whole milliseconds: a row of the same one counts.
         name = _name(self._columns.timestamp or "")
@@ -312,6 +328,11 @@ class MysqlTable:
             )
         found = self._rows(odd_ones(_name(column), self._name, partitions))
         return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
+        column = _name(self._columns.partition or "")
+        found = self._rows(first_odd_one(column, self._name, self._id, partitions), [first, last])
+        return (found[0][0], found[0][1]) if found else None
 
     def preparation(self, partitions: int) -> Preparation:
         table = self._columns.table

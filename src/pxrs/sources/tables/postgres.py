@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
 
 from pxrs.errors import ConfigError
 from pxrs.sources.tables.api import (
@@ -22,6 +24,7 @@ from pxrs.sources.tables.api import (
     Preparation,
     Reading,
     Record,
+    first_odd_one,
     ids_run_out,
     key_depends_on_settings,
     mark_of,
@@ -96,10 +99,17 @@ _LOCK_WAIT = 5
 class PostgresTable:
     """See `TableDatabase`."""
 
-    def __init__(self, conninfo: str, columns: Columns) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        columns: Columns,
+        connect: Callable[[], psycopg.Connection[Any]] | None = None,
+        place: str | None = None,
+    ) -> None:
         given = conninfo_to_dict(conninfo)
-        self.place = f"database {given.get('dbname') or given.get('user') or 'postgres'!r}"
-        self._conninfo = conninfo
+        name = given.get("dbname") or given.get("user") or "postgres"
+        self.place = place or f"database {name!r}"
+        self._connect = connect or partial(psycopg.connect, conninfo)
         self._columns = columns
         self._name = ".".join(map(_name, parts(columns.table)))
         self._id = _name(columns.offset)
@@ -139,12 +149,17 @@ class PostgresTable:
                 ) from error
             raise translate(error, self.place) from error
 
+    def _connected(self) -> psycopg.Connection[Any]:
+        db = self._connect()
+        db.autocommit = True
+        db.row_factory = tuple_row
+        db.execute("SET application_name = 'pxrs source'")
+        return db
+
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
         with self._translated():
             if self._db is None or self._db.closed:
-                self._db = psycopg.connect(
-                    self._conninfo, autocommit=True, application_name="pxrs source"
-                )
+                self._db = self._connected()
                 self._db.execute(
                     "SELECT set_config('default_transaction_isolation', 'read committed', false), "
                     "set_config('default_transaction_read_only', 'on', false)"
@@ -258,8 +273,14 @@ class PostgresTable:
                 *map(self._value, wanted.values),
             ]
             partition = None if wanted.partition is None else _name(wanted.partition)
-            self._statements = Reading(self._name, self._id, others, partition)
+            self._statements = Reading(
+                self._name, self._id, others, partition, by_index=self._has_partition_index()
+            )
         return self._statements
+
+    def _has_partition_index(self) -> bool:
+        wanted = [self._columns.partition, self._columns.offset]
+        return any(found and found[:2] == wanted for found, *_ in self._rows(_INDEXES, [self._oid]))
 
     def _text(self, column: str) -> str:
         return _name(column) if self._types[column][0] == "bytea" else f"{_name(column)}::text"
@@ -277,6 +298,11 @@ class PostgresTable:
 
     def ids(self, after: int, limit: int) -> list[int]:
         return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
+
+    def last_keys(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        return self._rows(*self._reading().last(first, last, limit, partition))
 
     def first_at(self, timestamp: int) -> int | None:
         # Written so that an index on a column of times helps.
@@ -299,7 +325,7 @@ class PostgresTable:
     def watch(
         self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
     ) -> Watch:
-        return NotifiedWatch(self._conninfo, channel, changes, is_waiting)
+        return NotifiedWatch(self._connect, channel, changes, is_waiting)
 
     # Partitions in the database
 
@@ -323,6 +349,11 @@ class PostgresTable:
             )
         found = self._rows(odd_ones(_name(column), self._name, partitions))
         return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+    def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
+        column = _name(self._columns.partition or "")
+        found = self._rows(first_odd_one(column, self._name, self._id, partitions), [first, last])
+        return (found[0][0], found[0][1]) if found else None
 
     def preparation(self, partitions: int) -> Preparation:
         if self._is_view:
@@ -377,7 +408,7 @@ class PostgresTable:
     def execute(self, statement: str) -> None:
         with (
             self._translated(),
-            psycopg.connect(self._conninfo, autocommit=True, application_name="pxrs source") as db,
+            self._connected() as db,
         ):
             # Others wait behind one that waits for the table.
             db.execute(f"SET lock_timeout = '{_LOCK_WAIT}s'")

@@ -29,12 +29,12 @@ class NotifiedWatch:
 
     def __init__(
         self,
-        conninfo: str,
+        connect: Callable[[], psycopg.Connection[Any]],
         channel: str,
         changes: Callable[[], object],
         is_waiting: Callable[[], bool],
     ) -> None:
-        self._conninfo = conninfo
+        self._connect = connect
         self._channel = channel
         self._changes = changes
         self._is_waiting = is_waiting
@@ -98,10 +98,9 @@ class NotifiedWatch:
             return
         self._retry_at = monotonic() + _AGAIN
         with suppress(psycopg.Error):
-            db = psycopg.connect(
-                self._conninfo, autocommit=True, application_name="pxrs source watch"
-            )
-            self._db = db
+            self._db = db = self._connect()
+            db.autocommit = True
+            db.execute("SET application_name = 'pxrs source watch'")
             db.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             return
         self._hang_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pxrs.sources.tables.api import (
     Preparation,
     Reading,
     Record,
+    first_odd_one,
     no_index_on_times,
     odd_ones,
     quoted_name,
@@ -30,24 +31,45 @@ _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
 class SqliteTable:
     """See `TableDatabase`."""
 
-    def __init__(self, path: str, columns: Columns, busy_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        path: str,
+        columns: Columns,
+        busy_timeout: float = 10.0,
+        connect: Callable[[], sqlite3.Connection] | None = None,
+    ) -> None:
         self.place = path
         self._columns = columns
         self._name = _name(columns.table)
         if not Path(path).exists():
             raise ConfigError(f"there is no file {path}; is the path right?")
+        self._busy_timeout = busy_timeout
+        self._connect = connect
         with self._translated():
-            self._db = sqlite3.connect(
-                f"file:{quote(str(Path(path).resolve()))}?mode=ro",
-                uri=True,
-                timeout=busy_timeout,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            self._db = self._reading_connection()
         self._id = _name(columns.offset)
         # The counter of AUTOINCREMENT goes on when rows are deleted.
         self._has_counter: bool | None = None
         self._statements: Reading | None = None
+
+    def _reading_connection(self) -> sqlite3.Connection:
+        if self._connect is not None:
+            db = self._connect()
+            db.isolation_level = None
+            db.execute("PRAGMA query_only = ON")
+            return db
+        return sqlite3.connect(
+            f"file:{quote(str(Path(self.place).resolve()))}?mode=ro",
+            uri=True,
+            timeout=self._busy_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    def _writing_connection(self) -> sqlite3.Connection:
+        if self._connect is not None:
+            return self._connect()
+        return sqlite3.connect(self.place, timeout=10.0)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -161,6 +183,11 @@ class SqliteTable:
     def ids(self, after: int, limit: int) -> list[int]:
         return [row[0] for row in self._rows(self._reading().ids, [after, limit])]
 
+    def last_keys(
+        self, first: int, last: int, limit: int, partition: int | None = None
+    ) -> list[Record]:
+        return self._rows(*self._reading().last(first, last, limit, partition))
+
     def first_at(self, timestamp: int) -> int | None:
         if self._columns.timestamp is None:
             return None
@@ -189,6 +216,13 @@ class SqliteTable:
         found = self._rows(odd_ones(_name(column), self._name, partitions))
         return ("NULL" if found[0][0] is None else found[0][0]) if found else None
 
+    def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
+        column = _name(self._columns.partition or "")
+        found = self._rows(
+            first_odd_one(column, self._name, self._id, partitions, "?"), [first, last]
+        )
+        return (found[0][0], found[0][1]) if found else None
+
     def preparation(self, partitions: int) -> Preparation:
         partition = self._columns.partition
         if partition is None:
@@ -205,7 +239,7 @@ class SqliteTable:
         )
 
     def execute(self, statement: str) -> None:
-        with self._translated(), closing(sqlite3.connect(self.place, timeout=10.0)) as db:
+        with self._translated(), closing(self._writing_connection()) as db:
             db.execute(statement)
             db.commit()
 
