@@ -83,7 +83,7 @@ def _is_fast(item: pytest.Item) -> bool:
     """Whether it needs no server and is not one of those that attack for long."""
     engines = {mark.args[0] for mark in item.iter_markers("engine")}
     fixtures = set(getattr(item, "fixturenames", ()))
-    long = item.get_closest_marker("long") is not None
+    long = any(item.get_closest_marker(name) for name in ("long", "thorough"))
     return engines <= {"memory", "sqlite"} and not fixtures & _SERVERS and not long
 
 

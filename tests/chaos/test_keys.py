@@ -23,7 +23,7 @@ from support import broken_keys
 from support.keys_history import Did
 from support.keys_nodes import World
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.thorough]
 
 ROUNDS = int(os.environ.get("PXRS_ROUNDS", "1"))
 ENGINES = ["sqlite", "postgres"] if ROUNDS == 1 else ["sqlite", "postgres", "etcd"]

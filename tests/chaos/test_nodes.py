@@ -32,7 +32,7 @@ from support.remote import (
     PlainProducer,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.thorough]
 
 NAMES = ("node-0", "node-1", "node-2")
 MAIL = "/v1/queues/mail"

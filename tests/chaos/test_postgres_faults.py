@@ -17,7 +17,7 @@ from support.inside import say
 from support.postgres import query
 from support.proxy import Proxy
 
-pytestmark = pytest.mark.engine("postgres")
+pytestmark = [pytest.mark.engine("postgres"), pytest.mark.thorough]
 
 TOPIC, GROUP, PARTITIONS, TTL = "orders", "ledger", 4, 2.0
 

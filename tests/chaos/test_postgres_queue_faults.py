@@ -16,7 +16,7 @@ from support.engine_fixtures import NewEngine
 from support.inside import say
 from support.postgres import query
 
-pytestmark = pytest.mark.engine("postgres")
+pytestmark = [pytest.mark.engine("postgres"), pytest.mark.thorough]
 
 QUEUE, ITEMS, WORKERS, TIMES = "orders", 300, 2, 3
 

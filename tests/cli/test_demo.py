@@ -38,6 +38,7 @@ def test_plain(shell: Shell, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_json_on_another_engine(shell: Shell, url: str) -> None:
     result = shell.run("demo", "--json", "--engine", url, *QUICK)
     outcome = json.loads(result.stdout)
@@ -53,6 +54,7 @@ def test_json_on_another_engine(shell: Shell, url: str) -> None:
         assert not [name for (name,) in tables if "demo" in name]
 
 
+@pytest.mark.thorough
 def test_through_nodes_of_which_one_is_killed(shell: Shell) -> None:
     result = shell.run("demo", "--json", "--nodes", "2", *QUICK, patience=4 * PATIENCE)
     outcome = json.loads(result.stdout)
@@ -63,6 +65,7 @@ def test_through_nodes_of_which_one_is_killed(shell: Shell) -> None:
     assert outcome["figures"]["node_failover"] > 0
 
 
+@pytest.mark.thorough
 def test_nodes_that_are_there_already(shell: Shell, tmp_path: Path) -> None:
     with LocalNode(f"sqlite:///{tmp_path}/node.db", grpc_listen="127.0.0.1:0") as node:
         result = shell.run(
@@ -73,6 +76,7 @@ def test_nodes_that_are_there_already(shell: Shell, tmp_path: Path) -> None:
         assert node.px.topics.list() == []
 
 
+@pytest.mark.thorough
 def test_without_transactions_it_proves_at_least_once(shell: Shell) -> None:
     result = shell.run("demo", "--json", "--at-least-once", *QUICK)
     outcome = json.loads(result.stdout)

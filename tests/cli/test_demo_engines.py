@@ -9,6 +9,8 @@ import pytest
 import pxrs
 from support.command import Shell
 
+pytestmark = pytest.mark.thorough
+
 QUICK = ("--pace", "0", "--burst", "200", "--round", "2")
 _PATIENCE = 300.0
 _SECRET = "hunter2"

@@ -77,7 +77,7 @@ def test_describe_as_json(run: Run) -> None:
     assert first.pop("lag_seconds") > 0
     assert first == {
         "topic": "orders", "partition": 0, "owner": None, "epoch": 2, "checkpoint": 3,
-        "start": 0, "end": 4, "lag": 1, "metadata": "",
+        "start": 0, "end": 4, "lag": 1, "lag_is_exact": True, "metadata": "",
     }  # fmt: skip
 
 

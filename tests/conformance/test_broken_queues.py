@@ -166,6 +166,9 @@ BROKEN: list[tuple[type[MemoryQueues], str]] = [
 ]
 
 
+_RUNS = 5
+
+
 def lab_of(broken: type[MemoryQueues]) -> MemoryLab:
     class BrokenStores(MemoryStores):
         def __init__(self, clock: VirtualClock) -> None:
@@ -182,5 +185,7 @@ def name_of(parameter: type[MemoryQueues] | str) -> str:
 @pytest.mark.parametrize(("broken", "check"), BROKEN, ids=name_of)
 def test_is_caught(broken: type[MemoryQueues], check: str) -> None:
     rules = [rule for rule in queue_checks() if rule.__name__ == check]
-    failures = run_suite(rules, lambda: lab_of(broken))
+    # Some are races, which a busy machine may not lose at once.
+    runs = (run_suite(rules, lambda: lab_of(broken)) for _ in range(_RUNS))
+    failures = next(filter(None, runs), [])
     assert [failure.check for failure in failures] == [check]

@@ -288,6 +288,7 @@ class Twins:
 
 
 @pytest.mark.parametrize("seed", few_are_fast(range(8)))
+@pytest.mark.long
 def test_twins_give_the_same_answers(tmp_path: Path, seed: int) -> None:
     twins = Twins(tmp_path, seed)
     try:

@@ -77,6 +77,11 @@ OF_THE_ENGINE = (
     *checks_of(queue_locks, queue_wakes),
     queues.check_names_are_exact,
 )
+_MARKS = {
+    "memory": [],
+    "etcd": [pytest.mark.engine("etcd")],
+    "zookeeper": [pytest.mark.engine("zookeeper"), pytest.mark.thorough],
+}
 _CHECKS = {"memory": ALL, "etcd": ALL, "zookeeper": OF_THE_ENGINE}
 
 
@@ -86,7 +91,7 @@ _CHECKS = {"memory": ALL, "etcd": ALL, "zookeeper": OF_THE_ENGINE}
         pytest.param(
             name,
             check,
-            marks=[] if name == "memory" else pytest.mark.engine(name),
+            marks=_MARKS[name],
             id=f"{name}-{check.__name__}",
         )
         for name, checks in _CHECKS.items()

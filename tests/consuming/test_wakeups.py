@@ -150,6 +150,7 @@ def test_no_message_waits_for_the_next_one(px: Pxrs) -> None:
     assert len(follower.values) == 301
 
 
+@pytest.mark.long
 def test_the_background_thread_never_sleeps_on_a_message(
     px: Pxrs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_an_engine_restarts_under_load(name: str, new_engine: NewEngine) -> None
             counting.await_more(20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ENGINES)
 def test_three_nodes_lose_their_leader_under_load(name: str, new_engine: NewEngine) -> None:
     engine = new_engine(name, nodes=3, **_OPTIONS[name])

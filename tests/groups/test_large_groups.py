@@ -89,6 +89,7 @@ def test_stores_take_them(engine: str, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.engine("memory")
+@pytest.mark.thorough
 def test_ten_thousand_partitions_and_two_hundred_members() -> None:
     group = Group()
     topic = "orders".ljust(150, "x")

@@ -267,6 +267,7 @@ def new_numbers_for_what_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mutate", [one_error_for_all, no_doubts, no_new_numbers, new_numbers_for_what_may_be_there]
 )
+@pytest.mark.long
 def test_a_broken_rule_is_found(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_rollback_that_the_store_refuses_ends_the_session(place: Place) -> None:
     assert place.take_back("in") == "item"
 
 
+@pytest.mark.long
 def test_interrupted_rollback_can_be_finished(place: Place) -> None:
     """By calling it again, or by dropping the transaction."""
     for point in range(1000):

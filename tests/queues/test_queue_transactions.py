@@ -320,6 +320,7 @@ def test_transaction_that_is_dropped_gives_back(px: Pxrs) -> None:
     assert found.result(PATIENCE) == "item"
 
 
+@pytest.mark.long
 def test_dropped_inside_the_sweeper_itself(px: Pxrs) -> None:
     """The garbage collector strikes in any thread, also inside the lock of a wake-up."""
     context = px._context()

@@ -10,7 +10,7 @@ import pytest
 
 from support.child import PATIENCE
 
-pytestmark = [pytest.mark.long, pytest.mark.engine("memory")]
+pytestmark = [pytest.mark.long, pytest.mark.thorough, pytest.mark.engine("memory")]
 
 TESTS = Path(__file__).parents[1]
 SCENARIOS = (

@@ -17,7 +17,7 @@ from pxrs import aio
 BLOCKING = {
     "Pxrs": (
         "attach begin client close consumer groups health kv listen producer put put_many queues "
-        "reader run send sources stop stores topics transaction url"
+        "reader relay run send sources stop stores topics transaction url"
     ),
     "Sources": "describe detach list prepare",
     "SourceInfo": "end final settings topic",
@@ -58,10 +58,13 @@ BLOCKING = {
     "Groups": "delete describe explain import_checkpoint list reset",
     "GroupSummary": "generation members name state",
     "GroupInfo": (
-        "at_ms awaited coordinator generation lag lag_seconds members name partitions reason state"
+        "at_ms awaited coordinator generation lag lag_is_exact lag_seconds members name partitions "
+        "reason state"
     ),
     "MemberInfo": "client joined_ms name owned static topics",
-    "GroupPartition": "checkpoint end epoch lag lag_seconds metadata owner partition start topic",
+    "GroupPartition": (
+        "checkpoint end epoch lag lag_is_exact lag_seconds metadata owner partition start topic"
+    ),
     "GroupHistory": "name rebalances resets",
     "Rebalance": "at_ms coordinator generation members moves reason",
     "PartitionMove": "after before partition topic",
@@ -98,7 +101,7 @@ ASYNC = {
     "Opening": "",
     "Pxrs": (
         "attach begin client close consumer groups health kv listen producer put put_many queues "
-        "reader run send sources stop topics transaction url"
+        "reader relay run send sources stop topics transaction url"
     ),
     "Sources": "describe detach list prepare",
     "Topics": "apply_retention bounds create dead delete describe find list redrive",
