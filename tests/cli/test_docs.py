@@ -29,7 +29,8 @@ def test_the_example_runs(example: str, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        # Up to a dozen commands, each an interpreter that loads pxrs.
+        timeout=4 * PATIENCE,
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout

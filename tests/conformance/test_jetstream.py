@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -18,18 +19,20 @@ pytestmark = pytest.mark.engine("nats")
 
 
 class JetStreamLab:
-    """Streams under a prefix of their own on a real server; coordination is not looked at."""
+    """Streams under a prefix of their own on a real server, all of one store."""
 
     ttl = 1.0
     patience = 20.0
 
     def __init__(self, url: str, options: str) -> None:
         self._url = f"{url}/lab-{secrets.token_hex(6)}{options}"
+        self._folder = tempfile.TemporaryDirectory(prefix="pxrs-lab-")
+        self._coord = f"sqlite:///{self._folder.name}/lab.db"
         self._opened: list[Stores] = []
         self._proxy: Proxy | None = None
 
     def open(self) -> Stores:
-        stores = open_stores("memory://", log=self._url)
+        stores = open_stores(self._coord, log=self._url)
         self._opened.append(stores)
         return stores
 
@@ -41,7 +44,7 @@ class JetStreamLab:
         cut_off = f"nats://{self._proxy.address}/{name}?timeout=1{mark and '&'}{options}"
 
         def opened() -> LogStore:
-            self._opened.append(open_stores("memory://", log=cut_off))
+            self._opened.append(open_stores(self._coord, log=cut_off))
             return self._opened[-1].log
 
         return CutAppends(self._proxy, opened).ways(
@@ -58,6 +61,7 @@ class JetStreamLab:
             stores.close()
         if self._proxy is not None:
             self._proxy.close()
+        self._folder.cleanup()
 
 
 @pytest.fixture
