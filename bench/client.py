@@ -30,14 +30,13 @@ _ECHO = "/bench.Echo/Call"
 @contextmanager
 def remote(folder: Path) -> Iterator[Px]:
     """A client of a node in a process of its own."""
-    port = _free_port()
     command = [sys.executable, "-m", "pxrs_command", "serve", "--listen", "127.0.0.1:0"]
-    command += ["--grpc-listen", f"127.0.0.1:{port}", "--store", ours.url(folder)]
+    command += ["--store", ours.url(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        where = process.stdout.readline().decode().strip().removeprefix("http://")
         try:
-            with pxrs.connect(f"pxrs://127.0.0.1:{port}") as px:
+            with pxrs.connect(f"pxrs://{where}") as px:
                 yield px
         finally:
             process.terminate()

@@ -106,7 +106,7 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
 
     And everything on nodes of `pxrs serve` (extra `remote`), which keep it wherever they do:
 
-    - `pxrs://host:6000,host2:6000`, with a token: `pxrs://TOKEN@host:6000`. `?timeout=15` seconds
+    - `pxrs://host:6080,host2:6080`, with a token: `pxrs://TOKEN@host:6080`. `?timeout=15` seconds
       for a call, whichever node answers; TLS as above. `tx.execute` is not carried.
 
     `coord` says where groups, queues and all else that is owned are kept, `log` where messages are:

@@ -539,13 +539,13 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remote_settings(url: StoreUrl) -> RemoteSettings:
-    """`pxrs://token@host:6000,host2:6000?timeout=15&tls=true&ca=…&cert=…&key=…`.
+    """`pxrs://token@host:6080,host2:6080?timeout=15&tls=true&ca=…&cert=…&key=…`.
 
     Also `attempts=5&retry_first=0.01&retry_longest=1`.
     """
     known = {"timeout", "attempts", "retry_first", "retry_longest", "tls", "ca", "cert", "key"}
     refuse_url_options(url.options, known, "pxrs://")
-    address = split_address(url, 6000)
+    address = split_address(url, 6080)
     if address.path:
         raise ConfigError(f"a pxrs:// URL has no path, got {quoted(address.path)}")
     options = f"?{urlencode(url.options)}" if url.options else ""

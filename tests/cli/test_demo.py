@@ -67,9 +67,9 @@ def test_through_nodes_of_which_one_is_killed(shell: Shell) -> None:
 
 @pytest.mark.thorough
 def test_nodes_that_are_there_already(shell: Shell, tmp_path: Path) -> None:
-    with LocalNode(f"sqlite:///{tmp_path}/node.db", grpc_listen="127.0.0.1:0") as node:
+    with LocalNode(f"sqlite:///{tmp_path}/node.db") as node:
         result = shell.run(
-            "demo", "--json", "--engine", f"pxrs://{node.rpc}", *QUICK, patience=4 * PATIENCE
+            "demo", "--json", "--engine", f"pxrs://{node.address}", *QUICK, patience=4 * PATIENCE
         )
         outcome = json.loads(result.stdout)
         assert (result.returncode, outcome["proved"]) == (0, True), outcome

@@ -36,9 +36,7 @@ class ThreeNodes:
         self.wait_for(set("abc"))
 
     def start(self, name: str) -> LocalNode:
-        node = self._stack.enter_context(
-            LocalNode(self._store, node_id=name, grpc_listen="127.0.0.1:0")
-        )
+        node = self._stack.enter_context(LocalNode(self._store, node_id=name))
         asked = self.asked[name] = Counter()
         assert node._node.remote is not None
         keys = node._node.remote.keys
@@ -60,7 +58,7 @@ class ThreeNodes:
 
     @property
     def url(self) -> str:
-        return "pxrs://" + ",".join(node.rpc for node in self.nodes.values())
+        return "pxrs://" + ",".join(node.address for node in self.nodes.values())
 
 
 def counted(asked: Counter[str], method: str, call: Any) -> Any:
@@ -136,7 +134,7 @@ def test_reads_that_wait_travel_together(three: ThreeNodes, px: Pxrs) -> None:
 def test_one_who_is_not_the_leader_names_it(three: ThreeNodes, px: Pxrs) -> None:
     (key, *_) = [key for key in KEYS if three.leader_of(key) == "b"]
     px.kv.put(key, "1")
-    wrong = NodeAddress("c", three.nodes["c"].rpc)
+    wrong = NodeAddress("c", three.nodes["c"].address)
     px.client._topology.learn(slot_of_shard(shard_of(key.encode())), wrong)
     px.kv.put(key, "2")
     assert px.client.stats().router.hints == 1
@@ -202,8 +200,8 @@ def test_a_batch_whose_answer_is_lost_is_written_once(three: ThreeNodes, px: Pxr
 
 
 def test_without_nodes_it_gives_up(tmp_path: Path) -> None:
-    with LocalNode(f"sqlite:///{tmp_path}/node.db", grpc_listen="127.0.0.1:0") as node:
-        px = pxrs.connect(f"pxrs://{node.rpc}?timeout=1&attempts=3&retry_first=0.01")
+    with LocalNode(f"sqlite:///{tmp_path}/node.db") as node:
+        px = pxrs.connect(f"pxrs://{node.address}?timeout=1&attempts=3&retry_first=0.01")
         px.kv.put("k", "x")
     with pytest.raises(RetryExhausted) as raised:
         px.kv.get("k")

@@ -94,8 +94,8 @@ def test_a_topic_bears_the_identity_of_its_store(log_url: str, tmp_path: Path) -
     with pxrs.connect(f"sqlite:///{tmp_path}/app.db log={log_url}") as px:
         px.topics.create(TOPIC, partitions=1)
     url = f"sqlite:///{tmp_path}/app.db log={log_url}"
-    with LocalNode(url, grpc_listen="127.0.0.1:0") as node:
-        with pxrs.connect(f"pxrs://{node.rpc}") as px:
+    with LocalNode(url) as node:
+        with pxrs.connect(f"pxrs://{node.address}") as px:
             px.topics.create("remote", partitions=1)
         identity = identity_of(node.px.stores.coord)
         log = node.px.stores.log

@@ -142,8 +142,8 @@ def test_on_zookeeper(zookeeper_url: str, tmp_path: Path) -> None:
 
 def check(url: str) -> None:
     with (
-        LocalNode(url, grpc_listen="127.0.0.1:0") as node,
-        pxrs.connect(f"pxrs://{node.rpc}") as px,
+        LocalNode(url) as node,
+        pxrs.connect(f"pxrs://{node.address}") as px,
     ):
         with pytest.raises(InvalidRequest, match="a node that looks after it"):
             KeyValues(node.px.stores.coord, VirtualClock()).put("k", "x", ttl=1)

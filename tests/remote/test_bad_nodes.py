@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.sync.server import ServerConnection, serve
 
 from pxrs.client import frames as protocol
 from pxrs.config import parse_url, remote_settings
@@ -44,22 +43,20 @@ class BadNode:
     def __init__(self) -> None:
         self.script: list[bytes] = []
         self.greets = True
-        self._pool = ThreadPoolExecutor(50)
-        self._server = grpc.server(self._pool, options=[("grpc.max_send_message_length", -1)])
-        handler = grpc.stream_stream_rpc_method_handler(self._talk)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(protocol.SERVICE, {protocol.CALL: handler}),)
-        )
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
+        self._server = serve(self._talk, "127.0.0.1", 0, max_size=None, compression=None)
+        self.port = self._server.socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
-    def _talk(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for frame in frames:
+    def _talk(self, client: ServerConnection) -> None:
+        for frame in client:
+            assert isinstance(frame, bytes)
             calls = protocol.decode_calls(frame)
             if self.greets and calls[0][0] == protocol.HELLO:
-                yield protocol.encode_frame([(protocol.HELLO, protocol.ANSWER, _HELLO)])
+                client.send(protocol.encode_frame([(protocol.HELLO, protocol.ANSWER, _HELLO)]))
                 continue
-            yield from self.script
+            for answer in self.script:
+                client.send(answer)
 
     def open(self, timeout: float = 0.3) -> RemoteStores:
         """Calls time out soon; it may greet later, on a busy machine."""
@@ -69,8 +66,8 @@ class BadNode:
         return stores
 
     def close(self) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
+        self._server.shutdown()
+        self._thread.join(PATIENCE)
 
 
 @pytest.fixture

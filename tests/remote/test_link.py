@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from pxrs.stores.remote.stores import RemoteStores
 from pxrs.types import Check, Committed, Put, Version, Versioned
 from support.child import PATIENCE
 from support.remote_lab import ServedStores
+from support.websocket import NONSENSE, RawStream
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -285,17 +287,50 @@ def test_arguments_of_any_kind_are_refused_or_fit(name: str, values: list[Any]) 
 
 
 def test_a_stream_of_nonsense_ends_and_harms_nobody(nodes: Nodes, stores: RemoteStores) -> None:
-    with ExitStack() as stack:
-        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{nodes.served[0].port}"))
-        call = channel.stream_stream(frames.METHOD)
-        for frame in (b"", b"\xc1", b"\x93\x01\x02", b"\x91\x93\x01\xa1a\xc0"):
-            answers = call(iter([frame]))
-            try:
-                told = [frames.decode_answers(each) for each in answers]
-            except grpc.RpcError:
-                continue
-            for each in told:
-                for _, kind, body in each:
-                    assert kind == frames.ERROR
-                    assert isinstance(frames.decode_error(body), PxrsError)
+    for frame in (b"", b"\xc1", b"\x93\x01\x02", b"\x91\x93\x01\xa1a\xc0"):
+        with RawStream(f"127.0.0.1:{nodes.served[0].port}") as stream:
+            stream.send(frame, NONSENSE)
+            for _, kind, body in stream.answers():
+                assert kind == frames.ERROR
+                assert isinstance(frames.decode_error(body), PxrsError)
+            assert stream.closed == 1007
     assert stores.coord.get("a") is None
+
+
+def test_a_node_that_says_nothing_is_left(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the connection and takes what is sent, as a frozen one does."""
+    monkeypatch.setattr("pxrs.client.websocket.SILENCE", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        url = f"pxrs://127.0.0.1:{port},127.0.0.1:{nodes.served[0].port}?timeout=20"
+        with closing(RemoteStores(remote_settings(parse_url(url)))) as client:
+            assert client.coord.get("a") is None
+            assert client._link.hello.node == "lab"
+
+
+def test_a_node_shows_that_it_lives(nodes: Nodes) -> None:
+    """Nothing is asked of it, and nothing happens: it is heard all the same."""
+    with RawStream(f"127.0.0.1:{nodes.served[0].port}") as stream:
+        for _ in range(2):
+            frame = stream.receive()
+            assert frame is not None
+            assert [it[:2] for it in frames.decode_answers(frame)] == [(frames.HELLO, frames.WOKEN)]
+
+
+@pytest.mark.long
+def test_a_large_call_and_a_large_answer_pass_each_other(nodes: Nodes) -> None:
+    """Both sides send more than sockets hold; nobody waits for the other to read first."""
+    with closing(RemoteStores(remote_settings(parse_url(nodes.url)))) as client:
+        for number in range(8):
+            client.coord.commit((), (Put(f"large/{number}", bytes(10**6)),))
+
+        def work(name: int) -> None:
+            for _ in range(5):
+                assert len(client.coord.list("large/")) == 8
+                writes = [Put(f"w{name}/{number}", bytes(10**6)) for number in range(4)]
+                client.coord.commit((), writes)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))

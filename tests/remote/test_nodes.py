@@ -13,20 +13,20 @@ from pxrs import Pxrs, PxrsError
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.server.tokens import Tokens, all_rights
 from support.child import PATIENCE
-from support.node import LocalNode, start_with_rpc
+from support.node import LocalNode, NodeProcess
 
 pytestmark = pytest.mark.engine("sqlite")
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LocalNode]:
-    with LocalNode(f"sqlite:///{tmp_path}/node.db", grpc_listen="127.0.0.1:0") as node:
+    with LocalNode(f"sqlite:///{tmp_path}/node.db") as node:
         yield node
 
 
 def test_all_of_it_works(node: LocalNode) -> None:
     """Messages, groups, queues, transactions and keys: the embedded code, through a node."""
-    with pxrs.connect(f"pxrs://{node.rpc}") as px:
+    with pxrs.connect(f"pxrs://{node.address}") as px:
         px.topics.create("orders", partitions=4)
         with px.producer() as producer:
             producer.send_many("orders", [(f"k{n % 9}", f"{n}") for n in range(500)])
@@ -55,7 +55,7 @@ def test_a_stream_needs_a_token(node: LocalNode) -> None:
     tokens = Tokens(node.px.stores.coord, SYSTEM_CLOCK)
     admin = tokens.create("admin", all_rights())
     node.guard.asks = True
-    with pxrs.connect(f"pxrs://{admin}@{node.rpc}") as px:
+    with pxrs.connect(f"pxrs://{admin}@{node.address}") as px:
         assert px.topics.list() == []
         tokens.revoke("admin")
         node.guard._known.clear()
@@ -63,14 +63,14 @@ def test_a_stream_needs_a_token(node: LocalNode) -> None:
             px.topics.list()
     for login, problem in (("", "send a token"), ("x@", "wrong")):
         with pytest.raises(PxrsError, match=problem):
-            pxrs.connect(f"pxrs://{login}{node.rpc}?timeout=5")
+            pxrs.connect(f"pxrs://{login}{node.address}?timeout=5")
 
 
 @pytest.mark.long
 def test_a_killed_node_is_not_noticed_by_those_who_write_and_read(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/nodes.db"
-    nodes, ports = zip(*(start_with_rpc(store) for _ in range(2)), strict=True)
-    url = "pxrs://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+    nodes = [NodeProcess(store) for _ in range(2)]
+    url = "pxrs://" + ",".join(str(node.endpoint) for node in nodes)
     try:
         with pxrs.connect(url) as px:
             px.topics.create("orders", partitions=2)

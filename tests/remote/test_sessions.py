@@ -23,7 +23,7 @@ from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Put
 from support.child import PATIENCE, Child
 from support.inside import say
-from support.node import NodeProcess, start_with_rpc
+from support.node import NodeProcess
 
 pytestmark = pytest.mark.long
 
@@ -48,9 +48,8 @@ class Site:
     """Two nodes of one store, and a way to the store beside them."""
 
     def __init__(self, store: str) -> None:
-        started = [start_with_rpc(store) for _ in range(2)]
-        self.nodes = [node for node, _ in started]
-        self.ports = [port for _, port in started]
+        self.nodes = [NodeProcess(store) for _ in range(2)]
+        self.ports = [node.endpoint.port for node in self.nodes]
         self._store = store
         self.px = pxrs.connect(store)
 
@@ -62,7 +61,7 @@ class Site:
     def start_again(self, number: int) -> None:
         """A killed node, where it was."""
         where = f"127.0.0.1:{self.ports[number]}"
-        self.nodes[number] = NodeProcess(self._store, "--grpc-listen", where)
+        self.nodes[number] = NodeProcess(self._store, listen=where)
 
     def client(self, first: int) -> Pxrs:
         """One that goes to this node first, and holds items for long."""

@@ -351,7 +351,7 @@ def test_kept_batches_count_as_they_are_unpacked() -> None:
 
 def test_slow_clients_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room that is taken by bodies that do not come is given to those that do."""
-    monkeypatch.setattr(http_module, "FAIR_SECONDS", 0.05)
+    monkeypatch.setattr("pxrs.server.rest.room.FAIR_SECONDS", 0.05)
     with LocalNode("memory://", max_body=1000, max_inflight=1000) as node:
         raw = socket.create_connection(node.endpoint, PATIENCE)
         raw.sendall(post(b"/v1/topics", b"Content-Length: 1000", b"{"))

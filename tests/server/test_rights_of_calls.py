@@ -21,7 +21,7 @@ from pxrs.config import parse_url, remote_settings
 from pxrs.core import records
 from pxrs.core.kv import Change
 from pxrs.errors import InvalidRequest
-from pxrs.server.rpc import rights
+from pxrs.server.remote import rights
 from pxrs.server.tokens import Identity, Tokens, all_rights, parse_right
 from pxrs.stores.api import Stores
 from pxrs.stores.queues_on_coord.layout import COMMITS, HOLDERS, LIST, Layout
@@ -58,9 +58,7 @@ class Site:
 
     def __init__(self, url: str) -> None:
         self._closing = ExitStack()
-        self.node = self._closing.enter_context(
-            LocalNode(url, grpc_listen="127.0.0.1:0", auth="tokens")
-        )
+        self.node = self._closing.enter_context(LocalNode(url, auth="tokens"))
         self.px: Pxrs = self.node.px
         self.stores: Stores = self.px.stores
         self.tokens = Tokens(self.stores.coord, SYSTEM_CLOCK)
@@ -80,7 +78,7 @@ class Site:
         return self.tokens.create(name, [parse_right(right) for right in rights])
 
     def url(self, token: str) -> str:
-        return f"pxrs://{token}@{self.node.rpc}?timeout={PATIENCE}"
+        return f"pxrs://{token}@{self.node.address}?timeout={PATIENCE}"
 
     def connect(self, *rights: str) -> Pxrs:
         """A client whose token has these rights."""
@@ -745,10 +743,10 @@ def test_a_session_is_its_clients_on_every_node(site: Site, tmp_path: Path) -> N
     token = site.token("queue:mail:read")
     session = site.open(token).coord.session(PATIENCE)
     url = f"sqlite:///{tmp_path}/rights.db"
-    with LocalNode(url, grpc_listen="127.0.0.1:0", auth="tokens", node_id="b") as second:
+    with LocalNode(url, auth="tokens", node_id="b") as second:
         holder = Holder(session.id, "t")
         for login, allowed in ((token, True), (site.token("queue:mail:read"), False)):
-            stores = RemoteStores(remote_settings(parse_url(f"pxrs://{login}@{second.rpc}")))
+            stores = RemoteStores(remote_settings(parse_url(f"pxrs://{login}@{second.address}")))
             try:
                 if allowed:
                     assert len(stores.queues.take("mail", holder, 1).items) == 1
@@ -907,7 +905,7 @@ def test_a_prefix_is_open_only_within_one_name(prefix: str) -> None:
 
 
 def test_long_lists_are_answered_in_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pxrs.server.rpc.gate._PAGE", 3)
+    monkeypatch.setattr("pxrs.server.remote.gate._PAGE", 3)
     for number in range(20):
         site.px.topics.create(f"{'ab'[number % 2]}{number:02}", 1)
     client = site.remote("topic:a*:read")
@@ -926,9 +924,9 @@ def test_without_tokens_nothing_is_checked(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("pxrs.server.rpc.gate.Gate.call", refuse)
-    with LocalNode(f"sqlite:///{tmp_path}/open.db", grpc_listen="127.0.0.1:0") as node:
-        stores = RemoteStores(remote_settings(parse_url(f"pxrs://{node.rpc}")))
+    monkeypatch.setattr("pxrs.server.remote.gate.Gate.call", refuse)
+    with LocalNode(f"sqlite:///{tmp_path}/open.db") as node:
+        stores = RemoteStores(remote_settings(parse_url(f"pxrs://{node.address}")))
         assert isinstance(stores.coord.commit([], [Put("any", b"1")]), Committed)
         assert [it.key for it in stores.coord.list("any")] == ["any"]
         stores.close()

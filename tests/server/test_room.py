@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pxrs.server.rest.http import Room
 from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.room import Room
 from support.loops import run
 
 LONG = 60.0

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from pxrs.server.rpc.warm_threads import WarmThreads
+from pxrs.server.remote.warm_threads import WarmThreads
 
 PATIENCE = 10.0
 

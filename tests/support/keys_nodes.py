@@ -93,7 +93,7 @@ class World:
         return [RestKeys(number, self._places[name][0]) for name in self.names]
 
     def _connect(self) -> pxrs.Pxrs:
-        addresses = ",".join(address for _, address in self._places.values())
+        addresses = ",".join(str(endpoint) for endpoint, _ in self._places.values())
         url = f"pxrs://{addresses}?timeout={GIVES_UP_AFTER:g}"
         return self._stack.enter_context(pxrs.connect(url))
 

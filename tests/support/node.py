@@ -23,9 +23,9 @@ import uvloop
 
 from pxrs import Pxrs
 from pxrs.server.node import Node
+from pxrs.server.remote.stores import StoreService
 from pxrs.server.rest.guard import Guard
 from pxrs.server.rest.http import HttpServer
-from pxrs.server.rpc.stores import StoreService
 from pxrs.server.settings import Endpoint, ServeSettings
 from support.child import PATIENCE, forker
 
@@ -146,6 +146,11 @@ class LocalNode:
         return Client(self.endpoint)
 
     @property
+    def address(self) -> str:
+        """Where it serves HTTP, and `pxrs://`."""
+        return str(self.endpoint)
+
+    @property
     def rpc(self) -> str:
         """Where it serves gRPC."""
         assert self._node.rpc is not None
@@ -192,7 +197,6 @@ class LocalNode:
     @property
     def remote(self) -> StoreService:
         """What serves `pxrs://` clients."""
-        assert self._node.remote is not None
         return self._node.remote
 
     @property
@@ -341,17 +345,6 @@ def run_with_clock(words: list[str], clock_off: float) -> None:
     """Be a node that is started anew."""
     start = _START.format(clock_off=int(clock_off * 10**9))
     os.execv(sys.executable, [sys.executable, "-c", start, *words])
-
-
-def start_with_rpc(store: str) -> tuple[NodeProcess, int]:
-    """A node that serves gRPC, and the port."""
-    while True:
-        port = free_port()
-        try:
-            return NodeProcess(store, "--grpc-listen", f"127.0.0.1:{port}"), port
-        except AssertionError as error:
-            if "address is in use" not in str(error):
-                raise
 
 
 def wait_for_slots(

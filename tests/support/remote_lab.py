@@ -6,21 +6,17 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
-import grpc.aio
+from aiohttp import web
 
-from pxrs.client import frames
 from pxrs.client.topology import NodesView
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url, remote_settings
 from pxrs.kv.store import KeyValues
-from pxrs.server.rpc.calls import Caller
-from pxrs.server.rpc.node_keys import NodeKeys
-from pxrs.server.rpc.stores import StoreService
+from pxrs.server.remote.node_keys import NodeKeys
+from pxrs.server.remote.stores import StoreService
+from pxrs.server.rest.websockets import converse
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.open import open_stores
 from pxrs.stores.remote.stores import RemoteStores
@@ -28,8 +24,8 @@ from pxrs.testing.conformance import await_end
 from support.child import PATIENCE
 
 
-async def _anybody() -> Caller:
-    return Caller(None, "", follows=False)
+async def _anybody() -> None:
+    return None
 
 
 class ServedStores:
@@ -45,32 +41,20 @@ class ServedStores:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        size = frames.MOST_FRAME_BYTES
-        server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", size),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.http2.max_ping_strikes", 0),
-            ]
-        )
         keys = NodeKeys(KeyValues(self._stores.coord, SYSTEM_CLOCK))
         service = StoreService(self._stores, "lab", keys, NodesView)
 
-        async def talk(frames: Any, context: Any) -> AsyncIterator[bytes]:
-            async for frame in service.talk(frames, _anybody):
-                yield frame
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            return await converse(request, service.talk, _anybody, service.room, PATIENCE)
 
-        handler = grpc.stream_stream_rpc_method_handler(talk)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(frames.SERVICE, {frames.CALL: handler}),)
-        )
-        self.port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        server = web.Server(answer)
+        listening = await self._loop.create_server(server, "127.0.0.1", 0)
+        self.port = listening.sockets[0].getsockname()[1]
         self._started.set()
         await self._stop.wait()
+        listening.close()
         await service.close()
-        await server.stop(0.5)
+        await server.shutdown(0.5)
 
     def close(self) -> None:
         if not self._thread.is_alive():

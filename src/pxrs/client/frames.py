@@ -18,9 +18,8 @@ from pxrs import errors
 from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, StoreUnavailable, quoted
 from pxrs.types import Limits, QueueLimits, TopicPartition, Version, Versioned
 
-SERVICE = "pxrs.v1.Store"
-CALL = "Call"
-METHOD = f"/{SERVICE}/{CALL}"
+# Where nodes take the WebSocket that carries the frames, one in each message.
+PATH = "/v1/stream"
 # The first frame of a stream says who calls; it is answered like a call with this number.
 HELLO = 0
 ANSWER, ERROR, WOKEN = 0, 1, 2

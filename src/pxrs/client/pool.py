@@ -9,10 +9,10 @@ from itertools import count
 from pxrs.client import frames
 from pxrs.client.frames import Method
 from pxrs.client.stats import PoolStats
-from pxrs.client.stream import Pending, Stream, open_stream
+from pxrs.client.stream import Pending, Stream
 from pxrs.clock import Clock
 from pxrs.config import RemoteSettings
-from pxrs.errors import Closed, ConfigError
+from pxrs.errors import Closed, ConfigError, StoreUnavailable
 
 # A node that does not greet within this is not there.
 _GREETING = 3.0
@@ -38,6 +38,8 @@ class Pool:
         self._opening: dict[str, threading.Lock] = {}
         self._opened = self._broken = 0
         self._closed = False
+        # Why the last node that was tried can't be reached.
+        self.trouble = ""
 
     def next_number(self) -> int:
         """A number for a call or a watch, of any stream."""
@@ -84,11 +86,17 @@ class Pool:
     def _open(self, address: str, ends: float) -> Stream | None:
         if self._closed:
             raise Closed("the store was closed")
-        stream = open_stream(self._settings, address, self._woken)
+        from pxrs.client.websocket import connect
+
+        try:
+            connection = connect(self._settings, address, self._left(ends))
+        except StoreUnavailable as error:
+            self.trouble = str(error)
+            return None
+        stream = Stream(connection, self._woken, address)
         try:
             greeting = Pending(frames.HELLO, self._greeting, frames.NOTHING)
-            left = min(_GREETING, max(0.1, ends - self._clock.monotonic()))
-            if not stream.answered(greeting, left):
+            if not stream.answered(greeting, self._left(ends)):
                 stream.close()
                 if stream.refusal:
                     raise ConfigError(f"the node at {address} refuses: {stream.refusal}")
@@ -107,3 +115,6 @@ class Pool:
             self._broken += 1
             old.close()
         return stream
+
+    def _left(self, ends: float) -> float:
+        return min(_GREETING, max(0.1, ends - self._clock.monotonic()))

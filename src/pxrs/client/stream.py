@@ -1,37 +1,44 @@
 """One stream to one node: the calls of all threads, and their answers.
 
-What threads want to send while a frame is on its way goes with the next one.
+A thread that makes a call sends it itself. What others want to send meanwhile goes with the next
+frame.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from pxrs.client import frames
 from pxrs.client.frames import Hello, Method
-from pxrs.config import RemoteSettings
-from pxrs.errors import ConfigError
-
-if TYPE_CHECKING:
-    import grpc
 
 _LOG = logging.getLogger("pxrs.remote")
-_OPTIONS = [
-    # One answer, with its number.
-    ("grpc.max_receive_message_length", frames.MOST_ANSWER_BYTES + 2**10),
-    ("grpc.max_send_message_length", frames.MOST_FRAME_BYTES),
-    # A node that is frozen answers no pings: it is left before the sessions end that it holds. By
-    # itself gRPC would wait for a minute, and stop asking who sends nothing.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-]
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """The node will not talk to this client, however often it tries."""
+
+
+class Connection(Protocol):
+    """Carries frames. Raises `OSError` from whatever fails, `Refused` if the node says so."""
+
+    def send(self, frame: bytes) -> None:
+        """Send one frame. One thread at a time."""
+        ...
+
+    def receive(self) -> list[bytes]:
+        """Wait for frames; none if the node has closed it. One thread."""
+        ...
+
+    def close(self) -> None:
+        """End it. Who waits in `receive` or `send` gets an error, or nothing."""
+        ...
+
+    def release(self) -> None:
+        """Give back what it has, once nobody uses it."""
+        ...
 
 
 class Pending:
@@ -76,21 +83,20 @@ class Stream:
     """
 
     def __init__(
-        self, channel: grpc.Channel, metadata: Any, woken: Callable[[int | None], None], name: str
+        self, connection: Connection, woken: Callable[[int | None], None], name: str
     ) -> None:
         self.name = name
         # What the node has told of itself; set once it has.
         self.hello: Hello
-        self._channel = channel
+        self._connection = connection
         self._woken = woken
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
-        self._outgoing: SimpleQueue[Pending | None] = SimpleQueue()
+        self._outgoing: list[Pending] = []
+        self._sending = threading.Lock()
         self.is_broken = False
         # Why the node does not talk to us, if it said so.
         self.refusal = ""
-        call = channel.stream_stream(frames.METHOD)
-        self._call = call(self._frames(), metadata=metadata, wait_for_ready=False)
         self._reader = threading.Thread(target=self._read, name="pxrs-remote", daemon=True)
         self._reader.start()
 
@@ -101,13 +107,35 @@ class Stream:
                 pending.lose()
                 return
             self._pending[pending.number] = pending
-            self._outgoing.put(pending)
+            self._outgoing.append(pending)
+        # Who sends now looks again when it is done, so nothing is left behind.
+        while self._outgoing and self._sending.acquire(blocking=False):
+            try:
+                self._send_waiting()
+            except Exception as error:  # noqa: BLE001 - whatever breaks it, it is broken
+                _LOG.debug("the stream to %s broke: %s", self.name, error)
+                self._break()
+            except BaseException:
+                # A part of a frame may have gone, of other threads' calls, too.
+                self._break()
+                raise
+            finally:
+                self._sending.release()
+
+    def _send_waiting(self) -> None:
+        with self._lock:
+            waiting, self._outgoing = self._outgoing, []
+        for pending in waiting:
+            pending.was_sent = True
+        calls = [(it.number, it.method.name, it.arguments) for it in waiting]
+        for frame in frames.encode_calls(calls):
+            self._connection.send(frame)
 
     def answered(self, pending: Pending, timeout: float) -> bool:
         """Sends a call and waits; whether the node has answered it."""
-        self.send(pending)
         answered = False
         try:
+            self.send(pending)
             answered = pending.wait(timeout) and not pending.is_lost
         finally:
             if not answered:
@@ -121,42 +149,23 @@ class Stream:
 
     def close(self) -> None:
         """End the stream; what has no answer yet is lost."""
-        self._outgoing.put(None)
-        self._call.cancel()
         self._break()
-        self._channel.close()
-
-    def _frames(self) -> Iterator[bytes]:
-        """What waits, as frames, until the stream is closed. Called by the channel's thread."""
-        while (first := self._outgoing.get()) is not None:
-            batch, size = [first], first.size
-            while size < frames.MOST_PIECE_BYTES and not self._outgoing.empty():
-                following = self._outgoing.get()
-                if following is None:
-                    self._outgoing.put(None)
-                    break
-                batch.append(following)
-                size += following.size
-            for pending in batch:
-                pending.was_sent = True
-            yield from frames.encode_calls(
-                [(it.number, it.method.name, it.arguments) for it in batch]
-            )
 
     def _read(self) -> None:
         try:
-            for frame in self._call:
-                for number, kind, body in frames.decode_answers(frame):
-                    self._take_answer(number, kind, body)
+            while received := self._connection.receive():
+                for frame in received:
+                    for number, kind, body in frames.decode_answers(frame):
+                        self._take_answer(number, kind, body)
+        except Refused as refused:
+            self.refusal = str(refused)
         except Exception as error:  # noqa: BLE001 - whatever ends it, it is over
             _LOG.debug("the stream to %s broke: %s", self.name, error)
-            self.refusal = _refusal(error)
         finally:
             self._break()
-            self._outgoing.put(None)
-            # It may have broken here: what the node sends can't be read.
-            self._call.cancel()
-            self._channel.close()
+            # Not while a thread sends: the number of the socket may be another's then.
+            with self._sending:
+                self._connection.release()
 
     def _take_answer(self, number: int, kind: int, body: Any) -> None:
         if kind == frames.WOKEN:
@@ -170,52 +179,10 @@ class Stream:
     def _break(self) -> None:
         with self._lock:
             is_news, self.is_broken = not self.is_broken, True
-            lost, self._pending = self._pending, {}
+            lost, self._pending, self._outgoing = self._pending, {}, []
+        # Who waits in it is let go, and who reads it ends it.
+        self._connection.close()
         for pending in lost.values():
             pending.lose()
         if is_news:
             self._woken(None)
-
-
-def open_stream(
-    settings: RemoteSettings, address: str, woken: Callable[[int | None], None]
-) -> Stream:
-    """A stream to the node at this address, which need not be there."""
-    import grpc
-
-    if settings.tls is None:
-        channel = grpc.insecure_channel(address, options=_OPTIONS)
-    else:
-        channel = grpc.secure_channel(address, _credentials(settings), options=_OPTIONS)
-    token = settings.token
-    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-    return Stream(channel, metadata, woken, address)
-
-
-def _refusal(error: Exception) -> str:
-    """What a node says that will not talk to this client, however often it tries."""
-    import grpc
-
-    final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-    if isinstance(error, grpc.Call) and error.code() in final:
-        return str(error.details())
-    return ""
-
-
-def _credentials(settings: RemoteSettings) -> grpc.ChannelCredentials:
-    import grpc
-
-    assert settings.tls is not None
-    try:
-        ca, cert, key = (
-            None if path is None else _content(path)
-            for path in (settings.tls.ca, settings.tls.cert, settings.tls.key)
-        )
-    except OSError as error:
-        raise ConfigError(f"a file of pxrs:// can't be read: {error}") from None
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

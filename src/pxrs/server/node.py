@@ -19,6 +19,7 @@ import msgspec
 from pxrs import aio
 from pxrs import metrics as names
 from pxrs._version import __version__
+from pxrs.client.frames import PATH as STREAM
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import public
 from pxrs.errors import ConfigError, MissingExtra, PxrsError
@@ -32,6 +33,8 @@ from pxrs.server.messages import Messages
 from pxrs.server.metrics import CONTENT_TYPE, Metrics
 from pxrs.server.node_auth import shared_secret
 from pxrs.server.node_session import NodeSession
+from pxrs.server.remote.node_keys import NodeKeys, view_of
+from pxrs.server.remote.stores import StoreService
 from pxrs.server.rest.dmq import Dmq
 from pxrs.server.rest.dmq_wire import NOTICE, DmqWire
 from pxrs.server.rest.forwarding import Forwarding
@@ -47,7 +50,6 @@ from pxrs.server.tokens import Tokens
 
 if TYPE_CHECKING:
     from pxrs.server.rpc.server import GrpcServer
-    from pxrs.server.rpc.stores import StoreService
 
 _LOG = logging.getLogger("pxrs.serve")
 # How often the store is asked whether it answers, when nobody else asks.
@@ -78,7 +80,6 @@ class Node:
         self._stop = asyncio.Event()
         self.node_id = ""
         self._store_trouble = "the store was not reached yet"
-        self.remote: StoreService | None = None
 
     def stop(self) -> None:
         """Finish what is under way and end. On the event loop."""
@@ -181,14 +182,21 @@ class Node:
                     summary="Metrics for Prometheus", answer=bytes, content_type=CONTENT_TYPE,
                 )
             )  # fmt: skip
-            server.route(self._routes(served), forwarding, guard)
-            end_watches: list[Callable[[], None]] = []
+            stores = self.remote = StoreService(
+                self.px.stores,
+                self.node_id,
+                NodeKeys(self.px.kv, cluster),
+                partial(view_of, cluster),
+                server.room,
+                self._settings.request_timeout,
+            )
+            cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
+            server.route(self._routes(served), forwarding, guard, {STREAM: stores.talk})
+            end_watches: list[Callable[[], None]] = [stores.end_streams]
             if rpc is not None:
                 from pxrs.server.rpc.calls import Calls
                 from pxrs.server.rpc.health import Health
-                from pxrs.server.rpc.node_keys import NodeKeys, view_of
                 from pxrs.server.rpc.norikv import SERVICES, NoriKv
-                from pxrs.server.rpc.stores import StoreService
                 from pxrs.server.rpc.transfers import Transfers
 
                 transfers = Transfers(server.room, self._settings.request_timeout)
@@ -197,16 +205,8 @@ class Node:
                 health = Health(calls, lambda: not self._trouble, SERVICES)
                 cluster.on_change(lambda view: loop.call_soon_threadsafe(norikv.changed, view))
                 norikv.changed(cluster.view)
-                stores = self.remote = StoreService(
-                    self.px.stores,
-                    self.node_id,
-                    NodeKeys(self.px.kv, cluster),
-                    partial(view_of, cluster),
-                    transfers,
-                )
-                cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
-                await rpc.start([*health.handlers(), *norikv.handlers(), stores.handler(calls)])
-                end_watches += [norikv.end_watches, health.end_watches, stores.end_streams]
+                await rpc.start([*health.handlers(), *norikv.handlers()])
+                end_watches += [norikv.end_watches, health.end_watches]
             watching = asyncio.create_task(self._watch_store(px))
             _LOG.info(
                 "node %s serves %s on %s%s%s", self.node_id, public(px.url), self._url(endpoint),
@@ -223,8 +223,7 @@ class Node:
             for end in end_watches:
                 end()
             await asyncio.gather(server.stop(), *([] if rpc is None else [rpc.stop()]))
-            if self.remote is not None:
-                await self.remote.close()
+            await stores.close()
             await leases.close()
             await groups.close()
             await px._threads.call(keys.close)

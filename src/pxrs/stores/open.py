@@ -222,7 +222,7 @@ def _remote(url: StoreUrl) -> Opened:
 
     settings = remote_settings(url)
     with _needing("pxrs://", "remote"):
-        import grpc  # noqa: F401
+        import websockets  # noqa: F401
 
         from pxrs.stores.remote.stores import RemoteStores
     stores = RemoteStores(settings)

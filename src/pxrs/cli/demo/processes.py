@@ -256,8 +256,7 @@ def _serve(name: str, port: str) -> None:
     settings = load_settings(
         {
             "store": default_url(),
-            "listen": "127.0.0.1:0",
-            "grpc_listen": f"127.0.0.1:{port}",
+            "listen": f"127.0.0.1:{port}",
             "node_id": name,
             "auth": "off",
         },

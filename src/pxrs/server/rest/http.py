@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +29,9 @@ from pxrs.server.rest.connections import (
 from pxrs.server.rest.forwarding import FOLLOWS, LEADER, MAYBE_DONE, Forwarding
 from pxrs.server.rest.guard import Guard, check
 from pxrs.server.rest.problems import PROBLEM, HttpError, problem_of
-from pxrs.server.rest.routes import Answer, Call, Match, Route, Router
+from pxrs.server.rest.room import Room
+from pxrs.server.rest.routes import Answer, Call, Match, Route, Router, Talk
+from pxrs.server.rest.websockets import converse
 from pxrs.server.settings import Endpoint, ServeSettings
 from pxrs.server.tokens import Identity
 
@@ -44,9 +46,6 @@ _LINGER = 10.0
 _SMALL_BODY = 64 * 2**10
 # An answer from this size on takes room for as long as it is sent.
 _LARGE_ANSWER = 2**18
-# While others wait for room, what comes or goes must be done after so long, and more by its size.
-FAIR_SECONDS = 2.0
-FAIR_BYTES_PER_SECOND = 4 * 2**20
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
@@ -55,6 +54,7 @@ class HttpServer:
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
         self._router = Router(())
+        self._talks: Mapping[str, Talk] = {}
         self._metrics = metrics
         self._settings = settings
         self._guard: Guard | None = None
@@ -74,9 +74,19 @@ class HttpServer:
         )
         self._listening: asyncio.Server | None = None
 
-    def route(self, routes: Iterable[Route], forwarding: Forwarding, guard: Guard | None) -> None:
-        """Serve these; before, every request is answered that the node is starting."""
+    def route(
+        self,
+        routes: Iterable[Route],
+        forwarding: Forwarding,
+        guard: Guard | None,
+        talks: Mapping[str, Talk] | None = None,
+    ) -> None:
+        """Serve these; before, every request is answered that the node is starting.
+
+        `talks`: what is said over a WebSocket, by its path.
+        """
         self._router = Router(routes)
+        self._talks = talks or {}
         self._forwarding = forwarding
         self._guard = guard
 
@@ -127,10 +137,15 @@ class HttpServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         request_id = id_of(request)
         began = perf_counter()
-        self._busy += 1
-        self._quiet.clear()
         # A slash that is part of a name stays encoded: it must not lead to another route.
         match = self._router.find(request.rel_url.path_safe)
+        if (talk := self._talks.get(request.path)) is not None:
+            try:
+                return await self._talk(request, talk)
+            except Exception as error:  # noqa: BLE001 - a client is told of every failure
+                return _response(self._refusal(error, request_id), request_id)
+        self._busy += 1
+        self._quiet.clear()
         try:
             answer = await self._answer(request, match)
         except Exception as error:  # noqa: BLE001 - a client is told of every failure
@@ -144,17 +159,24 @@ class HttpServer:
         method = request.method if match is not None and request.method in match.methods else ""
         self._metrics.count(names.REQUESTS, method, path, str(answer.status))
         self._metrics.observe(names.REQUEST_SECONDS, perf_counter() - began, path)
-        response = web.Response(
-            body=answer.body,
-            status=answer.status,
-            headers={**answer.headers, "X-Request-Id": request_id, "Server": "pxrs"},
-            content_type=answer.content_type,
-        )
+        response = _response(answer, request_id)
         if self._stopping:
             response.force_close()
         if len(answer.body) >= _LARGE_ANSWER:
             await self._send(request, response, len(answer.body))
         return response
+
+    async def _talk(self, request: web.BaseRequest, talk: Talk) -> web.StreamResponse:
+        """A conversation until one side ends it; a node that stops does not wait for it."""
+        if self._stopping:
+            raise HttpError(503, "stopping", "this node is stopping; try another one", _RETRY_AFTER)
+        assert self._guard is not None
+        identify = partial(self._guard.identify, request.headers, None)
+        await identify()
+        if request.method != "GET":
+            raise _not_allowed(request, ["GET"])
+        self._metrics.count(names.REQUESTS, "GET", request.path, "101")
+        return await converse(request, talk, identify, self.room, self._settings.request_timeout)
 
     async def _send(self, request: web.BaseRequest, response: web.Response, size: int) -> None:
         """Send a large answer; a client that does not take it in time is disconnected."""
@@ -183,13 +205,7 @@ class HttpServer:
         if match is None:
             raise HttpError(404, "no_such_path", f"there is nothing at {_shown(request)}")
         if route is None:
-            allowed = ", ".join(sorted(match.methods))
-            raise HttpError(
-                405,
-                "method_not_allowed",
-                f"{_shown(request)} takes {allowed}",
-                {"Allow": allowed},
-            )
+            raise _not_allowed(request, match.methods)
         query = route.parse_query(dict(request.query) if request.query_string else {})
         most = self._settings.max_body
         if route.open or route.body is None:
@@ -283,96 +299,6 @@ class HttpServer:
         return Answer(msgspec.json.encode(problem), problem.status, PROBLEM, headers)
 
 
-class Room:
-    """Bytes that a node holds for clients at a time: requests, which come in order, and answers."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        # What comes from clients or goes to them, and until when it may while others wait for room.
-        self._moving: dict[asyncio.Timeout, float] = {}
-
-    @property
-    def is_full(self) -> bool:
-        """Whether somebody waits for room."""
-        return bool(self._waiting)
-
-    def take(self, size: int) -> bool:
-        """Take room for a request; false if it has to wait. One of any size finds room alone."""
-        if not size:
-            return True
-        if self._waiting or (self.taken and self.taken + size > self._most):
-            return False
-        self.taken += size
-        return True
-
-    def add(self, size: int) -> None:
-        """Count an answer: it is there already, so the requests that come next have to wait."""
-        self.taken += size
-
-    @asynccontextmanager
-    async def moving(self, size: int, seconds: float) -> AsyncIterator[None]:
-        """So many bytes come or go inside the block; `TimeoutError` if that takes too long.
-
-        A few slow clients would hold all the room otherwise, and nobody else would be served.
-        """
-        fair = asyncio.get_running_loop().time() + FAIR_SECONDS + size / FAIR_BYTES_PER_SECOND
-        async with asyncio.timeout(seconds) as limit:
-            self._moving[limit] = fair
-            if self._waiting:
-                _shorten(limit, fair)
-            try:
-                yield
-            finally:
-                del self._moving[limit]
-
-    async def wait_for(self, size: int, timeout: float) -> None:
-        """Wait until there is room, and take it; 503 if that takes too long."""
-        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, given))
-        for limit, fair in self._moving.items():
-            _shorten(limit, fair)
-        try:
-            async with asyncio.timeout(timeout):
-                await given
-        except TimeoutError:
-            self._take_back(size, given)
-            raise HttpError(503, "overloaded", "too many requests are being worked on") from None
-        except BaseException:
-            self._take_back(size, given)
-            raise
-
-    def _take_back(self, size: int, given: asyncio.Future[None]) -> None:
-        """Room that was given in the very moment in which its request gave up."""
-        if given.done() and not given.cancelled():
-            self.give_back(size)
-        else:
-            given.cancel()
-            self._give()
-
-    def give_back(self, size: int) -> None:
-        """A request that had so much is done."""
-        self.taken -= size
-        self._give()
-
-    def _give(self) -> None:
-        while self._waiting:
-            size, given = self._waiting[0]
-            if not given.done():
-                if self.taken and self.taken + size > self._most:
-                    return
-                self.taken += size
-                given.set_result(None)
-            self._waiting.popleft()
-
-
-def _shorten(limit: asyncio.Timeout, until: float) -> None:
-    when = limit.when()
-    if not limit.expired() and (when is None or until < when):
-        limit.reschedule(until)
-
-
 def _decoded(body: bytes, route: Route) -> Any:
     if route.body is bytes:
         return body
@@ -398,6 +324,22 @@ def _check_length(request: web.BaseRequest, most: int) -> int:
         # One that does not say its length may have all of it.
         return most if request.body_exists else 0
     return length
+
+
+def _not_allowed(request: web.BaseRequest, methods: Iterable[str]) -> HttpError:
+    allowed = ", ".join(sorted(methods))
+    return HttpError(
+        405, "method_not_allowed", f"{_shown(request)} takes {allowed}", {"Allow": allowed}
+    )
+
+
+def _response(answer: Answer, request_id: str) -> web.Response:
+    return web.Response(
+        body=answer.body,
+        status=answer.status,
+        headers={**answer.headers, "X-Request-Id": request_id, "Server": "pxrs"},
+        content_type=answer.content_type,
+    )
 
 
 def _too_large(most: int) -> HttpError:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,6 +64,10 @@ def in_path(kind: Kind, action: Action) -> Callable[[Call], list[Need]]:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
+# Who calls, asked again whenever it matters: raises `HttpError` once a token is good no more.
+Identify = Callable[[], Awaitable[Identity | None]]
+# Frames of a client, and who that is; yields those for the client.
+Talk = Callable[[AsyncIterator[bytes], Identify], AsyncGenerator[bytes, None]]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

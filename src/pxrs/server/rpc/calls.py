@@ -13,7 +13,6 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -95,10 +94,6 @@ class Caller(NamedTuple):
 
 Unary = Callable[[bytes, Caller], Awaitable[bytes]]
 Stream = Callable[[bytes, Caller], AsyncGenerator[bytes, None]]
-# Frames of a client and who it is, asked again with every call of the second argument.
-Dialogue = Callable[
-    [AsyncIterator[bytes], Callable[[], Awaitable[Caller]]], AsyncGenerator[bytes, None]
-]
 
 
 class Calls:
@@ -131,20 +126,6 @@ class Calls:
             for method, function in (streams or {}).items()
         }
         return grpc.method_handlers_generic_handler(name, methods)
-
-    def dialogue(self, name: str, method: str, function: Dialogue) -> grpc.GenericRpcHandler:
-        """The handler of a service with one method, in which both sides send what they like."""
-        path = f"/{name}/{method}"
-
-        async def handle(frames: AsyncIterator[bytes], context: Any) -> None:
-            async with self._told(path, context):
-                answers = function(frames, partial(self.caller, context))
-                async with aclosing(answers):
-                    async for answer in answers:
-                        await self._send(context, answer)
-
-        handler = grpc.stream_stream_rpc_method_handler(handle)
-        return grpc.method_handlers_generic_handler(name, {method: handler})
 
     async def caller(self, context: Any, *, needs_token: bool = True) -> Caller:
         """Who calls; `HttpError` 401 without a token where one is needed."""

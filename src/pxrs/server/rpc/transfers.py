@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pxrs.server.rest.http import FAIR_BYTES_PER_SECOND, FAIR_SECONDS, Room
+from pxrs.server.rest.room import FAIR_BYTES_PER_SECOND, FAIR_SECONDS, Room
 
 _LOG = logging.getLogger("pxrs.serve")
 _LOOK = 0.25

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,16 +21,17 @@ from pxrs.stores.open import open_stores
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.stores import RemoteStores
 from pxrs.types import LogPartition, Put
-from support import rpc
+from support import rpc, websocket
 from support.child import PATIENCE
 from support.http2 import Http2, message
 from support.node import NodeProcess
+from support.websocket import RawStream
 
 pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long, pytest.mark.thorough]
 
 MB = 2**20
 _INFLIGHT = 64 * MB
-# What is needed beside the bytes that are counted: buffers of Python and gRPC, copies, fragments.
+# What is needed beside the bytes that are counted: buffers, copies, fragments.
 _BESIDE = 120 * MB
 
 
@@ -50,8 +52,9 @@ class Attacked:
         with pxrs.connect(url) as px:
             px.kv.put("large", bytes(MB))
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.node = NodeProcess(url, "--grpc-listen", self.address, max_inflight=_INFLIGHT)
+            self.rpc = f"127.0.0.1:{free.getsockname()[1]}"
+        self.node = NodeProcess(url, "--grpc-listen", self.rpc, max_inflight=_INFLIGHT)
+        self.address = str(self.node.endpoint)
         self.good = RemoteStores(remote_settings(parse_url(f"pxrs://{self.address}?timeout=20")))
         self.serve_a_good_client()
         self.before = self._status("VmRSS") * 1024
@@ -142,7 +145,7 @@ def calls(name: str, count: int, *given: object, first: int = 1) -> bytes:
     method = wire.METHODS[name]
     arguments = method.encode(list(given))
     entries = [(first + number, name, arguments) for number in range(count)]
-    return b"".join(message(each) for each in protocol.encode_calls(entries))
+    return b"".join(websocket.message(each) for each in protocol.encode_calls(entries))
 
 
 @pytest.mark.parametrize("name", ["log.fetch", "coord.list", "coord.get", "norikv"])
@@ -155,10 +158,11 @@ def test_answers_that_are_not_read(attacked: Attacked, name: str) -> None:
     }
     with ExitStack() as stack:
         for _ in range(10):
-            client = stack.enter_context(Http2(attacked.address, window=0))
             if name != "norikv":
-                client.send(client.open(protocol.METHOD), asked[name]())
+                stream = stack.enter_context(RawStream(attacked.address))
+                stream.socket.sendall(asked[name]())
                 continue
+            client = stack.enter_context(Http2(attacked.rpc, window=0))
             for _ in range(100):
                 call = client.open("/norikv.v1.Kv/Get")
                 client.send(call, message(rpc.get(b"large")), end=True)
@@ -166,37 +170,36 @@ def test_answers_that_are_not_read(attacked: Attacked, name: str) -> None:
 
 
 def test_frames_of_which_a_half_comes(attacked: Attacked) -> None:
-    half = message(bytes(protocol.MOST_FRAME_BYTES))[: protocol.MOST_FRAME_BYTES * 9 // 10]
+    half = websocket.message(bytes(protocol.MOST_FRAME_BYTES))[
+        : protocol.MOST_FRAME_BYTES * 9 // 10
+    ]
     with ExitStack() as stack:
-        for _ in range(20):
-            client = stack.enter_context(Http2(attacked.address))
-            for _ in range(10):
-                client.send(client.open(protocol.METHOD), half)
+        for _ in range(200):
+            stack.enter_context(RawStream(attacked.address)).socket.sendall(half)
         attacked.check(200 * protocol.MOST_FRAME_BYTES + _BESIDE)
 
 
 def test_calls_of_which_some_pieces_come(attacked: Attacked) -> None:
     with ExitStack() as stack:
-        for number in range(20):
-            client = stack.enter_context(Http2(attacked.address))
-            for _ in range(10):
-                call = client.open(protocol.METHOD)
-                piece = protocol.encode_frame(
-                    [(number, protocol.PIECE, wire.METHODS["coord.get"].encode(["a"]))]
-                )
-                client.send(call, message(piece))
+        for number in range(200):
+            stream = stack.enter_context(RawStream(attacked.address))
+            piece = protocol.encode_frame(
+                [(number, protocol.PIECE, wire.METHODS["coord.get"].encode(["a"]))]
+            )
+            stream.send(piece)
         attacked.check(_INFLIGHT + _BESIDE)
 
 
 def test_many_watches_and_sessions(attacked: Attacked) -> None:
     with ExitStack() as stack:
         for _ in range(20):
-            client = stack.enter_context(Http2(attacked.address, window=0))
-            call = client.open(protocol.METHOD)
+            stream = stack.enter_context(RawStream(attacked.address))
             for number in range(1100):
                 where = [f"{number}/{name}/" for name in range(20)]
-                client.send(call, calls("node.watch_records", 1, number, where, first=number + 1))
-            client.send(call, calls("node.open_session", 100, 5.0))
+                stream.socket.sendall(
+                    calls("node.watch_records", 1, number, where, first=number + 1)
+                )
+            stream.socket.sendall(calls("node.open_session", 100, 5.0))
         attacked.check(_INFLIGHT + _BESIDE)
 
 
@@ -209,16 +212,19 @@ def test_many_calls_and_many_entries(attacked: Attacked) -> None:
     with ExitStack() as stack:
         for sent in (frame, commit):
             for _ in range(20):
-                client = stack.enter_context(Http2(attacked.address))
-                client.send(client.open(protocol.METHOD), message(sent))
+                stack.enter_context(RawStream(attacked.address)).send(sent)
         attacked.check(_INFLIGHT + _BESIDE)
 
 
 def test_bombs_of_compressed_bytes(attacked: Attacked) -> None:
+    """A stream offers no compression, so a message that says it is compressed ends it."""
     bomb = gzip.compress(bytes(100 * MB))
     with ExitStack() as stack:
-        for path in (protocol.METHOD, "/norikv.v1.Kv/Put") * 10:
-            client = stack.enter_context(Http2(attacked.address))
-            call = client.open(path, (b"grpc-encoding", b"gzip"))
+        for _ in range(10):
+            client = stack.enter_context(Http2(attacked.rpc))
+            call = client.open("/norikv.v1.Kv/Put", (b"grpc-encoding", b"gzip"))
             client.send(call, message(bomb, compressed=True), end=True)
+            offer = "Sec-WebSocket-Extensions: permessage-deflate"
+            stream = stack.enter_context(RawStream(attacked.address, offer))
+            stream.socket.sendall(websocket.message(zlib.compress(bytes(100 * MB)), first=0xC0))
         attacked.check(_BESIDE)

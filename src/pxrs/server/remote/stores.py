@@ -20,12 +20,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-import grpc
 import msgspec
 
 from pxrs.client import frames
@@ -42,13 +42,13 @@ from pxrs.errors import (
     StoreError,
     quoted,
 )
-from pxrs.server.rest.http import Room
-from pxrs.server.rpc.calls import COPIES, Caller, Calls, Refused
-from pxrs.server.rpc.gate import Gate
-from pxrs.server.rpc.rights import CLUSTER
-from pxrs.server.rpc.transfers import Transfers
-from pxrs.server.rpc.warm_threads import WarmThreads
-from pxrs.server.rpc.watches import Watched, Watches
+from pxrs.server.remote.gate import Gate
+from pxrs.server.remote.rights import CLUSTER
+from pxrs.server.remote.warm_threads import WarmThreads
+from pxrs.server.remote.watches import Watched, Watches
+from pxrs.server.rest.problems import HttpError
+from pxrs.server.rest.room import Room
+from pxrs.server.rest.routes import Identify
 from pxrs.server.tokens import Identity
 from pxrs.stores.api import (
     ItemRestorer,
@@ -107,10 +107,13 @@ _MAX_INFLIGHT = 256 * 2**20
 _SECONDS = 30.0
 # How long the sessions of a client whose stream broke wait for it to come back.
 _GRACE = 2.0
-# How often a node looks whether it runs, and how long it must have stood still for its clients to
-# have left it: see the pings of `client/stream.py`.
+# How often a node looks whether it runs, after how many looks clients hear of it, and how long it
+# must have stood still for its clients to have left it, soon: see `SILENCE` of the client.
 _BEAT = 0.25
+_BEATS_TO_CLIENTS = 4
 _FROZEN = 2.0
+# What an answer needs while it is sent, in times its size: the socket's buffer has a copy.
+COPIES = 2
 
 
 class Held(NamedTuple):
@@ -140,14 +143,16 @@ class StoreService:
         node: str,
         keys: KeyCalls,
         view: Callable[[], NodesView],
-        transfers: Transfers | None = None,
+        room: Room | None = None,
+        seconds: float = _SECONDS,
     ) -> None:
         self.stores = stores
         self.node = node
         self.keys = keys
         self.view = view
         self.gate = Gate(stores)
-        self.transfers = transfers or Transfers(Room(_MAX_INFLIGHT), _SECONDS)
+        self.room = room or Room(_MAX_INFLIGHT)
+        self.seconds = seconds
         self.turns = asyncio.Semaphore(_MOST_CALLS)
         self.watches = Watches()
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
@@ -163,12 +168,15 @@ class StoreService:
         return SYSTEM_CLOCK.monotonic() - self._beat > _FROZEN
 
     async def _look_at_itself(self) -> None:
-        while True:
+        for number in count():
             self._beat = SYSTEM_CLOCK.monotonic()
             await asyncio.sleep(_BEAT)
             if self.was_frozen:
                 _LOG.warning("the node stood still; its clients have to come back")
                 self.end_streams()
+            elif number % _BEATS_TO_CLIENTS == 0:
+                for stream in list(self._streams):
+                    stream.show_life()
 
     @property
     def hello(self) -> Hello:
@@ -185,18 +193,15 @@ class StoreService:
             abilities |= {"restore"} if isinstance(self.stores.queues, ItemRestorer) else set()
         return Hello(self.node, self.stores.coord.limits, queue_limits, frozenset(abilities))
 
-    def handler(self, calls: Calls) -> grpc.GenericRpcHandler:
-        """For the gRPC server."""
-        return calls.dialogue(frames.SERVICE, frames.CALL, self.talk)
-
     async def talk(
-        self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
+        self, incoming: AsyncIterator[bytes], identify: Identify
     ) -> AsyncGenerator[bytes, None]:
-        """One client's stream: its frames, and the answers. See `Calls.dialogue`."""
-        identity = (await caller()).identity
+        """One client's stream: its frames, and the answers. See `routes.Talk`."""
+        identity = await identify()
         if len(self._streams) >= _MOST_STREAMS:
-            raise Refused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            raise HttpError(
+                503,
+                "too_many_clients",
                 f"this node has {_MOST_STREAMS} clients, its limit; try another one",
             )
         if self._beating is None:
@@ -204,9 +209,9 @@ class StoreService:
             self._beating = asyncio.create_task(self._look_at_itself())
         stream = Stream(self, identity)
         self._streams.add(stream)
-        reading = asyncio.create_task(stream.read(aiter(incoming), caller))
+        reading = asyncio.create_task(stream.read(aiter(incoming), identify))
         try:
-            async for frame in stream.answers(reading, caller):
+            async for frame in stream.answers(reading, identify):
                 yield frame
         finally:
             reading.cancel()
@@ -248,7 +253,7 @@ class Stream:
         # Whose calls are checked one by one; None for who may do everything.
         everything = identity is None or identity.may(*CLUSTER)
         self._limited = None if everything else identity
-        self._room = service.transfers.room
+        self._room = service.room
         self._loop = asyncio.get_running_loop()
         # What threads have done: number, kind, body, and the room that the call has.
         self._done: deque[tuple[int, int, msgspec.Raw, int]] = deque()
@@ -259,6 +264,7 @@ class Stream:
         self._calls = 0
         self._freed = asyncio.Event()
         self._rung = asyncio.Event()
+        self._is_silent = False
         self._watches: dict[int, Watched] = {}
         # Watches to be told of. One that is woken while it is told is told of again.
         self._woken: set[int] = set()
@@ -269,12 +275,10 @@ class Stream:
 
     # On the event loop
 
-    async def read(
-        self, incoming: AsyncIterator[bytes], caller: Callable[[], Awaitable[Caller]]
-    ) -> None:
+    async def read(self, incoming: AsyncIterator[bytes], identify: Identify) -> None:
         """Takes the client's calls until it ends, sends what can't be read, or may not any more."""
         async for frame in incoming:
-            if not self._is_same(await caller()):
+            if not self._is_same(await identify()):
                 return
             calls = frames.decode_calls(frame)
             if calls and calls[0][1] == frames.PIECE:
@@ -288,9 +292,9 @@ class Stream:
                 kept = msgspec.Raw(bytes(arguments)) if len(frame) > _CALL else arguments
                 await self._submit(number, name, kept, size)
 
-    def _is_same(self, caller: Caller) -> bool:
-        """Whether the caller's rights are those that the stream began with."""
-        return caller.identity is self._identity or caller.identity == self._identity
+    def _is_same(self, identity: Identity | None) -> bool:
+        """Whether the client's rights are those that the stream began with."""
+        return identity is self._identity or identity == self._identity
 
     async def _put_together(
         self, calls: Sequence[tuple[int, str, msgspec.Raw]], incoming: AsyncIterator[bytes]
@@ -303,7 +307,7 @@ class Stream:
         await self._enter(size)
         try:
             number, whole = calls[0][0], bytearray()
-            async with self._room.moving(size, self._service.transfers.seconds):
+            async with self._room.moving(size, self._service.seconds):
                 while True:
                     if len(calls) != 1 or calls[0][0] != number:
                         raise InvalidRequest("the pieces of a call must come one after the other")
@@ -333,7 +337,7 @@ class Stream:
             self._room.add(size)
         elif not self._room.take(size):
             try:
-                await self._room.wait_for(size, self._service.transfers.seconds)
+                await self._room.wait_for(size, self._service.seconds)
             except BaseException:
                 self._held -= size
                 raise
@@ -354,7 +358,7 @@ class Stream:
         self._service.pool.submit(partial(self._make, number, name, arguments, size))
 
     async def answers(
-        self, reading: asyncio.Task[None], caller: Callable[[], Awaitable[Caller]]
+        self, reading: asyncio.Task[None], identify: Identify
     ) -> AsyncIterator[bytes]:
         """Frames of answers, until the client has ended and all is answered."""
         reading.add_done_callback(lambda _: self._rung.set())
@@ -362,7 +366,7 @@ class Stream:
             await self._rung.wait()
             self._rung.clear()
             # A token may have been revoked since its client was last heard of.
-            if self._identity is not None and not self._is_same(await caller()):
+            if self._has_news and not self._is_same(await identify()):
                 return
             while not self._over and (some := self._next_answers()):
                 size = COPIES * sum(len(memoryview(body)) for _, _, body in some)
@@ -375,9 +379,18 @@ class Stream:
         if failure := _failed(reading):
             raise failure
 
+    @property
+    def _has_news(self) -> bool:
+        """Whether there is more to send than a sign of life."""
+        return self._identity is not None and bool(self._unsent or self._woken)
+
     def _next_answers(self) -> list[tuple[int, int, msgspec.Raw]]:
         with self._lock:
             woken, self._woken = self._woken, set()
+        if self._is_silent:
+            # A watch that no client has.
+            woken.add(HELLO)
+            self._is_silent = False
         some = [(number, WOKEN, frames.NOTHING) for number in woken]
         # They have no room, which is given back for all of the frame.
         self._room.add(more := COPIES * len(memoryview(frames.NOTHING)) * len(some))
@@ -403,6 +416,11 @@ class Stream:
                 self._room.add(needed)
                 self._unsent.append((number, kind, body))
             self._give_back(size)
+        self._rung.set()
+
+    def show_life(self) -> None:
+        """Send something, if nothing else is to be sent: the client leaves a silent node."""
+        self._is_silent = True
         self._rung.set()
 
     def tell_of_view(self) -> None:

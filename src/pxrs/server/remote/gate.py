@@ -23,7 +23,7 @@ from pxrs.errors import (
     TopicNotFound,
     quoted,
 )
-from pxrs.server.rpc import rights
+from pxrs.server.remote import rights
 from pxrs.server.tokens import Identity
 from pxrs.stores.api import Stores
 from pxrs.topics import Topics

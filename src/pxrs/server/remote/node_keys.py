@@ -68,13 +68,13 @@ class NodeKeys:
         if self._cluster is None:
             return
         leader = self._cluster.view.leader_of(kv.slot_of_shard(kv.shard_of(key)))
-        if leader is None or leader.name == self._cluster.here.name or not leader.grpc_address:
+        if leader is None or leader.name == self._cluster.here.name:
             return
-        raise NotLeader(key, leader.name, leader.grpc_address)
+        raise NotLeader(key, leader.name, leader.address)
 
 
 def view_of(cluster: Cluster) -> NodesView:
-    """The nodes that serve gRPC, and who leads each slot."""
+    """The nodes, and who leads each slot."""
     view = cluster.view
-    nodes = [NodeAddress(it.name, it.grpc_address) for it in view.nodes if it.grpc_address]
+    nodes = [NodeAddress(it.name, it.address) for it in view.nodes]
     return NodesView(view.epoch, tuple(sorted(nodes)), view.slots)

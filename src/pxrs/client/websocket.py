@@ -1,0 +1,216 @@
+"""One WebSocket to a node, for threads that block.
+
+The protocol is that of `websockets`, which does no IO; this is the socket below it, and TLS. One
+thread receives. Any may send, one at a time: the caller sees to that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+import struct
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import WebSocketURI
+
+from pxrs.client import frames
+from pxrs.client.stream import Refused
+from pxrs.config import RemoteSettings, TlsFiles
+from pxrs.errors import ConfigError, StoreUnavailable
+
+_CHUNK = 2**16
+# Its debugging lines would show the token.
+_LOG = logging.getLogger("pxrs.remote.websocket")
+_LOG.setLevel(logging.CRITICAL)
+# A node that is there says something every second. So long without a word, or without taking what
+# is sent to it, and it is frozen or cut off: it is left before the sessions end that it holds.
+SILENCE = 4.0
+# What a close means that no other attempt would mend.
+_POLICY = 1008
+_FINAL = (401, 403, 404)
+
+
+def connect(settings: RemoteSettings, address: str, timeout: float) -> WebSocket:
+    """Connect to the node at this address. Raises `StoreUnavailable` if it is not there."""
+    try:
+        return WebSocket(address, settings.token, settings.tls, timeout)
+    except Refused as refused:
+        raise ConfigError(f"the node at {address} refuses: {refused}") from None
+    except OSError as error:
+        raise StoreUnavailable(f"{address}: {error}") from None
+
+
+class WebSocket:
+    """See `stream.Connection`. Open when it was made."""
+
+    def __init__(
+        self, address: str, token: str | None, tls: TlsFiles | None, timeout: float
+    ) -> None:
+        where = urlsplit(f"//{address}")
+        host, port = where.hostname or "", where.port or 0
+        self._lock = threading.Lock()
+        self._protocol = ClientProtocol(
+            WebSocketURI(tls is not None, host, port, frames.PATH, "", None, None),
+            max_size=frames.MOST_ANSWER_BYTES + 2**10,
+            logger=_LOG,
+        )
+        self._socket = socket.create_connection((host, port), timeout)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._tls = None if tls is None else _secured(self._socket, tls, host)
+            self._shake_hands(token)
+            # Not `settimeout`: that would ask the kernel twice for everything.
+            self._socket.settimeout(None)
+            bound = struct.pack("ll", int(SILENCE), 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _shake_hands(self, token: str | None) -> None:
+        request = self._protocol.connect()
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        self._protocol.send_request(request)
+        self._send_all(self._taken())
+        while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
+            if data := self._receive():
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+        error = self._protocol.handshake_exc
+        if isinstance(error, InvalidStatus) and error.response.status_code in _FINAL:
+            raise Refused(_told(error.response))
+        if error is not None:
+            raise ConnectionError(f"the node did not open a stream: {error}")
+        # What came with the answer is kept for the first `receive`.
+        self._came = [it for it in self._protocol.events_received() if isinstance(it, Frame)]
+
+    def send(self, frame: bytes) -> None:
+        with self._lock:
+            self._protocol.send_binary(frame)
+            data = self._taken()
+        self._send_all(data)
+
+    def receive(self) -> list[bytes]:
+        came, self._came = self._came, []
+        while True:
+            if came:
+                if any(it.opcode is Opcode.CLOSE for it in came):
+                    self._raise_refusal()
+                    return []
+                if any(it.opcode is Opcode.CONT or not it.fin for it in came):
+                    raise ConnectionError("the node sent a message in parts")
+                if found := [bytes(it.data) for it in came if it.opcode is Opcode.BINARY]:
+                    return found
+            data = self._receive()
+            if not data:
+                return []
+            with self._lock:
+                # What it wants to answer, to a ping, goes out with what is sent next.
+                self._protocol.receive_data(data)
+                came = [it for it in self._protocol.events_received() if isinstance(it, Frame)]
+                if self._protocol.close_sent is not None and not came:
+                    raise ConnectionError(f"the node sent nonsense: {self._protocol.close_sent}")
+
+    def _raise_refusal(self) -> None:
+        closed = self._protocol.close_rcvd
+        if closed is not None and closed.code == _POLICY:
+            raise Refused(closed.reason)
+
+    def _taken(self) -> bytes:
+        return b"".join(self._protocol.data_to_send())
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_CHUNK) if self._tls is None else self._tls.receive()
+        except BlockingIOError:
+            raise TimeoutError(f"the node said nothing for {SILENCE:g} s") from None
+
+    def _send_all(self, data: bytes) -> None:
+        try:
+            if self._tls is None:
+                self._socket.sendall(data)
+            else:
+                self._tls.send(data)
+        except BlockingIOError:
+            raise TimeoutError(f"the node took nothing for {SILENCE:g} s") from None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+class _Tls:
+    """TLS on a socket that one thread reads while another writes, which OpenSSL leaves to us."""
+
+    def __init__(self, raw: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        self._socket = raw
+        self._lock = threading.Lock()
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                raw.sendall(self._out.read())
+                self._feed(raw.recv(_CHUNK))
+            else:
+                raw.sendall(self._out.read())
+                return
+
+    def receive(self) -> bytes:
+        while True:
+            with self._lock, suppress(ssl.SSLWantReadError):
+                try:
+                    return self._tls.read(_CHUNK)
+                except ssl.SSLZeroReturnError:
+                    return b""
+            self._feed(self._socket.recv(_CHUNK))
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            self._tls.write(data)
+            sealed = self._out.read()
+        self._socket.sendall(sealed)
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionError("the node closed the connection")
+        with self._lock:
+            self._in.write(data)
+
+
+def _secured(raw: socket.socket, tls: TlsFiles, host: str) -> _Tls:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except OSError as error:
+        raise ConfigError(f"a file of pxrs:// can't be read: {error}") from None
+    try:
+        return _Tls(raw, context, host)
+    except ssl.SSLCertVerificationError as error:
+        raise Refused(f"its certificate could not be verified: {error.verify_message}") from None
+
+
+def _told(response: Response) -> str:
+    """What a node says in its answer, as far as that can be read."""
+    with suppress(ValueError, TypeError, AttributeError):
+        detail = json.loads(response.body or b"").get("detail")
+        if isinstance(detail, str) and detail:
+            return detail[:500]
+    return f"HTTP {response.status_code}"
