@@ -100,13 +100,15 @@ def test_etcd(new_engine: NewEngine, files: Certificates) -> None:
     url = new_engine("etcd", flags=flags, scheme="https").url
     asked = f"{url}/x?timeout=1&ca="
     use(f"{url}/x?ca={files.ca} log=memory://")
-    for wrong in (to_localhost(f"{asked}{files.ca}"), f"{asked}{files.other_ca}"):
-        refused(partial(use, f"{wrong} log=memory://"))
+    wrong = refused(partial(use, f"{asked}{files.other_ca} log=memory://"))
+    assert "verif" in wrong.lower()
+    # What is said last may be of ::1, where nobody listens.
+    refused(partial(use, to_localhost(f"{asked}{files.ca} log=memory://")))
 
 
 @pytest.mark.engine("etcd")
 def test_etcd_without_tls(etcd_url: str) -> None:
-    refused(partial(use, f"{etcd_url}?tls=true&timeout=1 log=memory://"))
+    assert "over TLS" in refused(partial(use, f"{etcd_url}?tls=true&timeout=1 log=memory://"))
 
 
 @pytest.mark.engine("valkey")
@@ -123,7 +125,7 @@ def test_valkey(files: Certificates) -> None:
         wrong = [
             f"{url}{files.other_ca}",
             to_localhost(f"{url}{files.ca}"),
-            f"rediss://127.0.0.1:{port}?ssl_ca_certs={files.ca}",
+            f"rediss://127.0.0.1:{port}?socket_timeout=1&socket_connect_timeout=1",
         ]
         # At once: the client tries each of them several times.
         said = list(pool.map(lambda url: refused(partial(look, url)), wrong))
@@ -140,8 +142,8 @@ def test_nodes(files: Certificates, tmp_path: Path) -> None:
     ) as node:
         asked = f"pxrs://{node.rpc}?timeout=1&ca="
         use(f"{asked}{files.ca}")
-        for wrong in (to_localhost(f"{asked}{files.ca}"), f"{asked}{files.other_ca}"):
-            refused(partial(use, wrong))
+        assert "verif" in refused(partial(use, f"{asked}{files.other_ca}")).lower()
+        refused(partial(use, to_localhost(f"{asked}{files.ca}")))
         # What does not speak TLS gets nothing, the token of the URL least of all.
         refused(partial(use, f"pxrs://{node.rpc}?timeout=1"))
     with LocalNode(store, grpc_listen="127.0.0.1:0") as node:

@@ -140,8 +140,9 @@ class Link:
                 if (stream := self._greeted(tries)) is not None:
                     self._stream, self._hello = stream, stream.hello
                     break
-                hosts = ", ".join(self._hosts)
-                tries.again(StoreUnavailable(f"no node can be reached at {hosts}"))
+                hosts, why = ", ".join(self._hosts), self.pool.trouble
+                why = f" ({why})" if why else ""
+                tries.again(StoreUnavailable(f"no node can be reached at {hosts}{why}"))
         # Another node knows nothing of them; and what watches missed may have changed.
         self._arm_again(tries)
         return stream

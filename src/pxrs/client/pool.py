@@ -38,6 +38,8 @@ class Pool:
         self._opening: dict[str, threading.Lock] = {}
         self._opened = self._broken = 0
         self._closed = False
+        # Why the last node that was tried can't be reached.
+        self.trouble = ""
 
     def next_number(self) -> int:
         """A number for a call or a watch, of any stream."""
@@ -90,6 +92,7 @@ class Pool:
             left = min(_GREETING, max(0.1, ends - self._clock.monotonic()))
             if not stream.answered(greeting, left):
                 stream.close()
+                self.trouble = stream.trouble
                 if stream.refusal:
                     raise ConfigError(f"the node at {address} refuses: {stream.refusal}")
                 return None

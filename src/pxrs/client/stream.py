@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import grpc
 
 _LOG = logging.getLogger("pxrs.remote")
+# How much of what gRPC says is quoted.
+_LONGEST = 300
 _OPTIONS = [
     # One answer, with its number.
     ("grpc.max_receive_message_length", frames.MOST_ANSWER_BYTES + 2**10),
@@ -87,8 +89,8 @@ class Stream:
         self._pending: dict[int, Pending] = {}
         self._outgoing: SimpleQueue[Pending | None] = SimpleQueue()
         self.is_broken = False
-        # Why the node does not talk to us, if it said so.
-        self.refusal = ""
+        # Why the node does not talk to us, if it said so; and why it can't be reached.
+        self.refusal = self.trouble = ""
         call = channel.stream_stream(frames.METHOD)
         self._call = call(self._frames(), metadata=metadata, wait_for_ready=False)
         self._reader = threading.Thread(target=self._read, name="pxrs-remote", daemon=True)
@@ -151,6 +153,7 @@ class Stream:
         except Exception as error:  # noqa: BLE001 - whatever ends it, it is over
             _LOG.debug("the stream to %s broke: %s", self.name, error)
             self.refusal = _refusal(error)
+            self.trouble = _trouble(error)
         finally:
             self._break()
             self._outgoing.put(None)
@@ -200,6 +203,13 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, grpc.Call) and error.code() in final:
         return str(error.details())
     return ""
+
+
+def _trouble(error: Exception) -> str:
+    """What gRPC says of a connection that came to nothing, such as a certificate it refuses."""
+    import grpc
+
+    return str(error.details() or "")[:_LONGEST] if isinstance(error, grpc.Call) else ""
 
 
 def _credentials(settings: RemoteSettings) -> grpc.ChannelCredentials:
