@@ -98,10 +98,6 @@ def parse_url(url: str) -> StoreUrl:
 def _sqlite_path(url: StoreUrl) -> str:
     """Returns the path; as in SQLAlchemy, three slashes are relative, four are absolute."""
     path = unquote(url.path)
-    if url.hosts:
-        raise ConfigError(
-            "a sqlite:// URL names a host; write sqlite:///relative or sqlite:////absolute"
-        )
     if not path:
         raise ConfigError("a sqlite:// URL names no file; write sqlite:///app.db")
     if path == ":memory:":

@@ -139,9 +139,14 @@ def take_apart(url: object) -> StoreUrl:
     authority, slash, path = place.partition("/")
     scheme = scheme.lower()
     login, at, hosts = authority.rpartition("@")
-    if scheme.partition("+")[0] in _FILES:
-        if at:
-            raise ConfigError(f"{shown} has a user or password, and {scheme}:// takes none")
+    engine = scheme.partition("+")[0]
+    if engine == "sqlite" and authority:
+        raise ConfigError(
+            "a sqlite:// URL names a host; write sqlite:///relative or sqlite:////absolute"
+        )
+    if engine == "memory" and "@" in rest:
+        raise ConfigError("a memory:// URL names a user; write memory://name")
+    if engine in _FILES:
         return StoreUrl(scheme, place, query=_options(query, shown))
     if "@" in path or "@" in query:
         raise ConfigError(f"it can't be told what the password in {shown} is: {_ENCODE}")
@@ -149,7 +154,8 @@ def take_apart(url: object) -> StoreUrl:
         raise ConfigError(f"{shown} contains a % that begins no %XX: {_ENCODE}")
     if not all(map(_HOST.fullmatch, hosts.split(","))):
         raise ConfigError(
-            f"what stands for host:port in {shown} is none. If it is part of a password: {_ENCODE}"
+            f"{shown} must name host:port, with a number for the port; if a password stands "
+            f"there: {_ENCODE}"
         )
     user, colon, password = login.partition(":")
     found = StoreUrl(

@@ -43,6 +43,7 @@ LOGINS = [
     "REDISS://app:{}@HOST",
     "sqlite://app:{}@HOST/db",
     "mongodb://app:{}@HOST/db",
+    "memory://app:{}@HOST/db",
     "sqlite:///app.db coord=etcd://root:{}@HOST",
 ]
 OPTIONS = [
