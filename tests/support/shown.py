@@ -6,6 +6,7 @@ import random
 import string
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from urllib.parse import quote, unquote, unquote_plus
 
 from pxrs.core.error_text import describe
@@ -14,7 +15,7 @@ from pxrs.errors import PxrsError
 HOSTILE = "/?%#@:&=+ ;,[]{}<>|\\^`~!$'\"()*\té€"
 
 
-def secrets(count: int, seed: int = 0) -> Iterator[str]:
+def secrets(count: int, seed: int | str = 0) -> Iterator[str]:
     chance = random.Random(seed)
     letters = string.ascii_letters + string.digits
     for _ in range(count):
@@ -25,14 +26,15 @@ def secrets(count: int, seed: int = 0) -> Iterator[str]:
 
 def shown_of(secret: str, text: str) -> str | None:
     """The part of the secret that the text shows, of six characters or more."""
+    return next((part for part in _parts(secret) if part in text), None)
+
+
+@cache
+def _parts(secret: str) -> set[str]:
     written = {secret, unquote(secret), unquote_plus(secret), secret.strip()}
     written |= {quote(each, safe=safe) for each in written for safe in ("", "/")}
     written |= {repr(each)[1:-1] for each in written}
-    for form in written:
-        for at in range(len(form) - 5):
-            if form[at : at + 6] in text:
-                return form[at : at + 6]
-    return None
+    return {form[at : at + 6] for form in written for at in range(len(form) - 5)}
 
 
 def words(error: BaseException) -> str:
