@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 
 from pxrs.errors import ConfigError, InvalidRequest, quoted
 from pxrs.types import RESERVED
+from pxrs.urls import Shy, StoreUrl, is_secret, public, split, take_apart
 
 # The last offset of each topic that was handled elsewhere, or one of the words.
 Start = Literal["earliest", "latest", "error"] | Mapping[str, int]
@@ -35,27 +35,19 @@ MOST_BYTES = 2**29
 # Consumers refuse compressed batches that are larger, or have more messages than fit into these.
 MOST_COMPRESSED_BATCH = 4 * 2**20
 MOST_COMPRESSED_MESSAGE = 64 * 2**20
-_LOGIN = re.compile(r"(?P<scheme>[\w+]*://)(?P<user>[^/@:\s]*)(?P<colon>:?)[^/\s]*@")
-_SECRETS = re.compile(r"(?<=[?&])((?:ssl)?passw(?:or)?d=)[^&\s]*", re.IGNORECASE)
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-class StoreUrl(msgspec.Struct, frozen=True):
-    """A store's URL, taken apart. `place` is a path for `sqlite`, a name for `memory`."""
-
-    scheme: str
-    place: str
-    options: Mapping[str, str]
-
-
-class UrlParts(msgspec.Struct, frozen=True):
-    """The URLs of a store: the main one, and those of parts kept elsewhere. `str` joins them."""
+class UrlParts(Shy, frozen=True):
+    """The URLs of a store: the main one, and those of parts kept elsewhere."""
 
     main: str
     coord: str | None = None
     log: str | None = None
 
-    def __str__(self) -> str:
+    @property
+    def whole(self) -> str:
+        """All of them as one text, with their secrets; `split_url` takes it apart again."""
         named = [("coord", self.coord), ("log", self.log)]
         return " ".join([self.main, *(f"{name}={url}" for name, url in named if url)])
 
@@ -76,74 +68,43 @@ class UrlParts(msgspec.Struct, frozen=True):
 def split_url(url: str, coord: str | None = None, log: str | None = None) -> UrlParts:
     """Split a text that names several stores: "sqlite:///app.db coord=etcd://host:2379"."""
     if not isinstance(url, str):
-        raise ConfigError(f"a store URL must be text such as sqlite:///app.db, got {_shown(url)}")
-    main, *rest = re.split(r" +(coord|log)=", url)
+        raise ConfigError(
+            f"a store URL must be text such as sqlite:///app.db, got a {type(url).__name__}"
+        )
+    main, named = split(url)
     parts: dict[str, str | None] = {"coord": coord, "log": log}
-    for name, place in zip(rest[::2], rest[1::2], strict=True):
+    for name, place in named:
         if parts[name] is not None:
             raise ConfigError(f"{name} is given twice for {public(main)!r}")
         parts[name] = place
     return UrlParts(main, **parts)
 
 
-def public(url: str) -> str:
-    """Remove passwords and tokens from a URL, or from a text with URLs."""
-
-    def hide(login: re.Match[str]) -> str:
-        # NATS and our own nodes take a user without a password for a token.
-        token = login["scheme"] in ("nats://", "pxrs://") and not login["colon"]
-        return login["scheme"] + ("" if token else f"{login['user']}@")
-
-    return _SECRETS.sub(r"\1…", _LOGIN.sub(hide, url))
-
-
 def parse_url(url: str) -> StoreUrl:
-    """Parse a store URL; raises `ConfigError` if it is wrong."""
-    if not isinstance(url, str) or "://" not in url:
-        raise ConfigError(
-            "a store URL must look like sqlite:///app.db, sqlite:////var/lib/app.db or "
-            f"memory://, got {_shown(url)}"
-        )
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise ConfigError(f"{_shown(url)} is not a store URL: {error}") from None
-    engine, _, driver = parts.scheme.partition("+")
+    """Parse a store URL; raises `ConfigError` if it is wrong, which shows no secrets."""
+    found = take_apart(url)
+    engine, _, driver = found.scheme.partition("+")
     if engine not in _SCHEMES or (driver and engine not in _DRIVEN):
         raise ConfigError(
-            f"unknown scheme {quoted(parts.scheme)} in {_shown(url)}; pxrs knows "
+            f"unknown scheme {quoted(found.scheme)}; pxrs knows "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
         )
-    if "#" in url or "\0" in unquote(url):
-        raise ConfigError(f"{_shown(url)} contains # or NUL; write %23 for #")
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ConfigError(f"an option is given twice in {_shown(url)}")
     if engine == "sqlite":
         # SQLAlchemy's name of a driver says nothing about the file.
-        return StoreUrl(engine, _sqlite_path(url), dict(pairs))
-    return StoreUrl(parts.scheme, parts.netloc + parts.path, dict(pairs))
+        return StoreUrl(engine, _sqlite_path(found), query=found.query)
+    return found
 
 
-def _shown(url: object) -> str:
-    return quoted(public(url) if isinstance(url, str) else url)
-
-
-def _sqlite_path(url: str) -> str:
+def _sqlite_path(url: StoreUrl) -> str:
     """Returns the path; as in SQLAlchemy, three slashes are relative, four are absolute."""
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.netloc:
-        raise ConfigError(
-            f"{_shown(url)} names a host; write sqlite:///relative or sqlite:////absolute"
-        )
-    if path in ("", "/"):
-        raise ConfigError(f"{_shown(url)} names no file; write sqlite:///app.db")
-    if path == "/:memory:":
+    path = unquote(url.path)
+    if not path:
+        raise ConfigError("a sqlite:// URL names no file; write sqlite:///app.db")
+    if path == ":memory:":
         raise ConfigError(
             "sqlite:///:memory: is not supported; use memory://, with the same promises"
         )
-    return path[1:]
+    return path
 
 
 def default_url() -> str:
@@ -376,7 +337,7 @@ OnFailure = DeadLetter | Stop
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(Shy, frozen=True):
     """The part of a server's URL between `://` and `?`: login, hosts and path."""
 
     hosts: tuple[str, ...]
@@ -387,17 +348,11 @@ class Address(msgspec.Struct, frozen=True):
 
 def split_address(url: StoreUrl, port: int) -> Address:
     """`user:password@host:port,host:port/path`; the port may be left out."""
-    authority, _, path = url.place.partition("/")
-    login, at, hosts = authority.rpartition("@")
-    user, colon, password = login.partition(":")
-    found = tuple(_with_port(host, port, url.scheme) for host in hosts.split(",") if host)
+    found = tuple(_with_port(host, port, url.scheme) for host in url.hosts.split(",") if host)
     if not found:
         raise ConfigError(f"{url.scheme}:// names no host; write {url.scheme}://127.0.0.1:{port}")
     return Address(
-        hosts=found,
-        path=unquote(path).strip("/"),
-        user=unquote(user) if at else None,
-        password=unquote(password) if colon else None,
+        hosts=found, path=unquote(url.path).strip("/"), user=url.user, password=url.password
     )
 
 
@@ -406,7 +361,7 @@ def _with_port(host: str, default: int, scheme: str) -> str:
     if not colon or host.endswith("]"):
         return f"{host}:{default}"
     if not name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"a {scheme}:// URL must name host:port, got {quoted(host)}")
+        raise ConfigError(f"a {scheme}:// URL must name host:port, with a port from 1 to 65535")
     return host
 
 
@@ -418,7 +373,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
     key: str | None = None
 
 
-class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
+class PostgresSettings(Shy, frozen=True, kw_only=True):
     """`conninfo` goes to the driver: everything but our own options."""
 
     url: str
@@ -434,23 +389,23 @@ def postgres_settings(url: StoreUrl) -> PostgresSettings:
     Other options are libpq's, such as `sslmode`; the driver refuses what it does not know.
     """
     own = ("schema", "connections", "busy_timeout")
-    rest = {name: value for name, value in url.options.items() if name not in own}
+    rest = tuple(each for each in url.query if each.partition("=")[0] not in own)
     connections = url.options.get("connections", "8")
     if not connections.isdecimal() or not 1 <= int(connections) <= 1000:
         raise ConfigError(
             f"connections must be an integer from 1 to 1000, got {quoted(connections)}"
         )
-    place = f"postgresql://{url.place}"
+    url = msgspec.structs.replace(url, scheme="postgresql")
     return PostgresSettings(
-        url=place + (f"?{urlencode(url.options)}" if url.options else ""),
-        conninfo=place + (f"?{urlencode(rest)}" if rest else ""),
+        url=url.whole,
+        conninfo=msgspec.structs.replace(url, query=rest).whole,
         schema=url.options.get("schema", "pxrs"),
         connections=int(connections),
         busy_timeout=positive_seconds(url.options, "busy_timeout", 10.0),
     )
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSettings(Shy, frozen=True, kw_only=True):
     """Servers of etcd or ZooKeeper: `prefix` keeps several users of them apart.
 
     `timeout`: seconds after which a request that was not answered gives up.
@@ -521,7 +476,7 @@ def nats_settings(url: StoreUrl) -> NatsSettings:
     return NatsSettings(**servers, **named, replicas=int(replicas))
 
 
-class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteSettings(Shy, frozen=True, kw_only=True):
     """Nodes of `pxrs serve`. `timeout`: seconds until a call that no node answers gives up.
 
     Pauses between the attempts of one call grow from `retry_first` to `retry_longest` seconds;
@@ -548,11 +503,13 @@ def remote_settings(url: StoreUrl) -> RemoteSettings:
     address = split_address(url, 6080)
     if address.path:
         raise ConfigError(f"a pxrs:// URL has no path, got {quoted(address.path)}")
-    options = f"?{urlencode(url.options)}" if url.options else ""
+    token = address.password if address.password is not None else address.user
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token of a pxrs:// URL must be printable ASCII characters")
     return RemoteSettings(
-        url=f"pxrs://{url.place}{options}",
+        url=url.whole,
         hosts=address.hosts,
-        token=address.password if address.password is not None else address.user,
+        token=token,
         tls=_tls(url.options),
         timeout=positive_seconds(url.options, "timeout", 15.0),
         attempts=_attempts(url.options.get("attempts")),
@@ -569,19 +526,33 @@ def _attempts(given: str | None) -> int | None:
     return int(given)
 
 
-class SqlSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`options` are arguments of the driver's connect(). `shown` is the URL without a password."""
+class MysqlTls(Shy, frozen=True, kw_only=True):
+    """Files as in `TlsFiles`, and what is checked: all of it, unless the URL says otherwise."""
+
+    ca: str | None = None
+    capath: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    key_password: str | None = None
+    cipher: str | None = None
+    checks_name: bool = True
+    verifies: bool = True
+
+
+class SqlSettings(Shy, frozen=True, kw_only=True):
+    """`options` are arguments of the driver's connect(). `shown` is the URL without a login."""
 
     url: str
     shown: str
     dialect: Literal["mysql", "oracle"]
     options: dict[str, Any]
+    tls: MysqlTls | None = None
 
 
 # A network that goes silent must not hold a member for ever; longer than a lock may be waited for.
 _PATIENCE = {"connect_timeout": 5, "read_timeout": 15, "write_timeout": 15}
 _DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
-_TLS_OPTIONS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_cipher", "ssl_check_hostname")
+_TLS_FILES = ("ca", "capath", "cert", "key", "key_password", "cipher")
 
 
 def sql_settings(url: StoreUrl) -> SqlSettings:
@@ -591,34 +562,64 @@ def sql_settings(url: StoreUrl) -> SqlSettings:
         raise ConfigError(
             f"the driver of {scheme}:// must be {_DRIVERS[scheme]}, got {driver}; leave it out"
         )
-    parts = urlsplit(f"//{url.place}")
-    database = parts.path[1:]
+    database = url.path
     if not database:
         raise ConfigError(f"{scheme}:// names no database; write {scheme}://user@host/database")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{scheme}://{parts.netloc.rpartition('@')[2]}: {error}") from None
+    host, port = _host_and_port(url.hosts, scheme)
     is_oracle = scheme == "oracle"
     options: dict[str, Any] = {} if is_oracle else dict(_PATIENCE)
-    options |= {name: _typed(value) for name, value in url.options.items()}
-    tls = {name[4:]: options.pop(name) for name in _TLS_OPTIONS if name in options}
-    if tls:
-        # Given so, PyMySQL checks the server's certificate and its name.
-        options["ssl"] = tls
+    options |= {
+        name: value if is_secret(name) else _typed(value) for name, value in url.options.items()
+    }
+    tls = None if is_oracle else _mysql_tls(options)
     if "service_name" not in options:
         options["sid" if is_oracle else "database"] = unquote(database)
-    address = {"host": parts.hostname, "port": port}
-    address |= {"user": parts.username, "password": parts.password}
-    for name, value in address.items():
-        if value is not None:
-            options[name] = unquote(value) if isinstance(value, str) else value
+    address = {"host": host, "port": port, "user": url.user, "password": url.password}
+    options |= {name: value for name, value in address.items() if value is not None}
+    if not is_oracle and "passwd" in options:
+        options.setdefault("password", options.pop("passwd"))
+    if not is_oracle and "password" in options:
+        # PyMySQL takes text for Latin-1, and quotes all of it if it is not.
+        options["password"] = options["password"].encode()
     return SqlSettings(
-        url=f"{url.scheme}://{url.place}{f'?{urlencode(url.options)}' if url.options else ''}",
-        shown=f"{scheme}://{url.place.rpartition('@')[2]}",
+        url=url.whole,
+        shown=f"{scheme}://{url.place}",
         dialect="oracle" if is_oracle else "mysql",
         options=options,
+        tls=tls,
     )
+
+
+def _mysql_tls(options: dict[str, Any]) -> MysqlTls | None:
+    """Takes the options of TLS out of the others."""
+    files = {name: options.pop(f"ssl_{name}", None) for name in _TLS_FILES}
+    checks = ("ssl_check_hostname", "ssl_verify_identity", "ssl_verify_cert", "tls")
+    found = {name: options.pop(name) for name in checks if name in options}
+    for name, value in found.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, got {quoted(value)}")
+    asked = any(value is not None for value in files.values())
+    if found.get("tls") is False or options.get("ssl_disabled"):
+        if asked:
+            raise ConfigError("tls=false and ssl_disabled can't be combined with files for TLS")
+        return None
+    if not asked and not any(found.values()):
+        return None
+    if (files["cert"] is None) != (files["key"] is None):
+        raise ConfigError("ssl_cert and ssl_key must be given together")
+    names = found.get("ssl_check_hostname", found.get("ssl_verify_identity", True))
+    return MysqlTls(
+        **{name: None if value is None else str(value) for name, value in files.items()},
+        checks_name=names,
+        verifies=found.get("ssl_verify_cert", True),
+    )
+
+
+def _host_and_port(authority: str, scheme: str) -> tuple[str | None, int | None]:
+    if "," in authority:
+        raise ConfigError(f"a {scheme}:// URL must name one host")
+    name, _, port = _with_port(authority or "localhost", 0, scheme).rpartition(":")
+    return unquote(name.strip("[]")) if authority else None, int(port) or None
 
 
 def _typed(value: str) -> str | int | bool:

@@ -57,6 +57,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pxrs.redaction import hidden
+
 if TYPE_CHECKING:
     from pxrs.types import TopicPartition, Version, Versioned
 
@@ -83,6 +85,10 @@ class PxrsError(Exception):
     """The root of the tree."""
 
     retryable: ClassVar[bool] = False
+
+    def __init__(self, *args: object) -> None:
+        # Many quote a driver, or another program, who may quote a password.
+        super().__init__(*(hidden(each) if isinstance(each, str) else each for each in args))
 
     @property
     def code(self) -> str:

@@ -274,7 +274,7 @@ class TestSettings:
         ("sqlite:app.db", "store URL"),
         (None, "store URL"),
         (5, "store URL"),
-        ("sqlite://[x", "store URL"),
+        ("sqlite://[x", "names a host"),
         ("sqllite:///app.db", "unknown scheme 'sqllite'"),
         ("redis://localhost", "knows memory://, sqlite://"),
         ("sqlite://app.db", "names a host"),

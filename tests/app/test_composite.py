@@ -62,7 +62,7 @@ def test_queues_are_where_coordination_is(urls: tuple[str, str], etcd_url: str) 
 def test_one_text_names_several_places() -> None:
     parts = split_url("sqlite:///a b.db coord=memory://c log=memory://l")
     assert parts.urls() == ["sqlite:///a b.db", "memory://c", "memory://l"]
-    assert split_url(str(parts)) == parts
+    assert split_url(parts.whole) == parts
     with pytest.raises(ConfigError, match="twice"):
         split_url("sqlite:///a.db coord=memory://", coord="memory://")
 

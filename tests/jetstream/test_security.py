@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import socket
-import subprocess
 import threading
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from pxrs.stores.api import LogStore
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import LogPartition
+from support.certificates import make_certificates
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
 
@@ -93,29 +92,17 @@ def test_only_its_own_subjects(new_engine: NewEngine) -> None:
     use(with_login(engine.url, "ann:pw") + "/mine")
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that vouches for itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not there to make a certificate")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=pxrs", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
-    return cert, key
-
-
 def test_tls_with_client_certificates(new_engine: NewEngine, tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
-    tls = {"cert_file": str(cert), "key_file": str(key), "ca_file": str(cert), "verify": True}
-    engine = new_engine("nats", settings={"tls": tls})
-    use(f"{engine.url}?ca={cert}&cert={cert}&key={key}")
+    files = make_certificates(tmp_path)
+    tls = {"cert_file": str(files.cert), "key_file": str(files.key), "verify": True}
+    engine = new_engine("nats", settings={"tls": {**tls, "ca_file": str(files.ca)}})
+    use(f"{engine.url}?ca={files.ca}&cert={files.client_cert}&key={files.client_key}")
     with pytest.raises(StoreUnavailable):
-        use(f"{engine.url}?ca={cert}")
+        use(f"{engine.url}?ca={files.ca}")
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         use(f"{engine.url}?tls=true")
     with pytest.raises(ConfigError, match="given together"):
-        use(f"{engine.url}?cert={cert}")
+        use(f"{engine.url}?cert={files.cert}")
 
 
 def test_files_that_are_not_there(nats_url: str) -> None:
@@ -162,16 +149,14 @@ def test_a_greeting_without_tls_gets_no_password(said: dict[str, object]) -> Non
 
 def test_certificates_of_others_are_refused(new_engine: NewEngine, tmp_path: Path) -> None:
     """Another name than the one that was dialled, and another one who vouches for it."""
-    (tmp_path / "other").mkdir()
-    cert, key = make_certificate(tmp_path)
-    stranger, _ = make_certificate(tmp_path / "other")
-    tls = {"cert_file": str(cert), "key_file": str(key)}
+    files = make_certificates(tmp_path)
+    tls = {"cert_file": str(files.cert), "key_file": str(files.key)}
     engine = new_engine("nats", settings={"tls": tls})
-    use(f"{engine.url}?ca={cert}")
+    use(f"{engine.url}?ca={files.ca}")
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        use(f"{engine.url}?ca={stranger}")
+        use(f"{engine.url}?ca={files.other_ca}")
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        use(f"{engine.url.replace('127.0.0.1', 'localhost')}?ca={cert}")
+        use(f"{engine.url.replace('127.0.0.1', 'localhost')}?ca={files.ca}")
 
 
 def test_a_server_without_tls_is_refused(nats_url: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy
 
 import pxrs
-from pxrs.config import parse_url, sql_settings
+from pxrs.config import MysqlTls, parse_url, sql_settings
 from pxrs.errors import Closed, ConfigError, OutcomeUnknown, SessionLost, StoreUnavailable
 from pxrs.stores.mysql.coord import SqlCoord
 from pxrs.testing.conformance.tools import committed, put, value_of
@@ -207,7 +207,7 @@ def test_urls() -> None:
     assert settings.shown == "mariadb://[::1]:3307/shop"
     assert settings.options == {
         "user": "ann",
-        "password": "s@cret",
+        "password": b"s@cret",
         "host": "::1",
         "port": 3307,
         "database": "shop",
@@ -215,8 +215,8 @@ def test_urls() -> None:
         "read_timeout": 3,
         "write_timeout": 15,
         "ssl_disabled": False,
-        "ssl": {"ca": "/ca.pem"},
     }
+    assert settings.tls == MysqlTls(ca="/ca.pem", checks_name=True, verifies=True)
     assert sql_settings(parse_url("oracle://ann@db/XE")).options == {
         "user": "ann",
         "host": "db",

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 import pxrs
 from pxrs import Closed, ConfigError, NotAtomic, OutcomeUnknown, StoreUnavailable
 from pxrs.client import frames
-from pxrs.config import parse_url, public, remote_settings
+from pxrs.config import parse_url, remote_settings
 from pxrs.errors import CommitConflict, InvalidRequest, PxrsError, SessionLost, VersionMismatch
 from pxrs.stores.open import open_stores
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.stores import RemoteStores
 from pxrs.types import Check, Committed, Put, Version, Versioned
+from pxrs.urls import public
 from support.child import PATIENCE
 from support.remote_lab import ServedStores
 from support.websocket import NONSENSE, RawStream

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pxrs.errors import ConfigError
-from pxrs.server.settings import Endpoint, load_settings, parse_endpoint
+from pxrs.server.settings import Endpoint, load_settings, open_to_others, parse_endpoint
 from support.node import Client, LocalNode, NodeProcess
 
 
@@ -128,6 +128,29 @@ def test_settings_come_from_three_places(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(ConfigError):
             load_settings({}, file, {})
+
+
+def test_files_that_every_user_can_read_are_told(tmp_path: Path) -> None:
+    file, key = tmp_path / "serve.toml", tmp_path / "key.pem"
+    file.write_text(f'store = "postgresql://a:secret@db/b"\ntls_cert = "c"\ntls_key = "{key}"\n')
+    key.write_text("")
+    settings = load_settings({}, file, {})
+    file.chmod(0o646)
+    key.chmod(0o644)
+    found = open_to_others(settings, file)
+    assert [each.partition(" can be ")[2][:7] for each in found] == [
+        "changed",
+        "read by",
+        "read by",
+    ]
+    assert "secret" not in str(found)
+    assert "secret" not in repr(settings)
+    file.chmod(0o640)
+    key.chmod(0o600)
+    assert open_to_others(settings, file) == []
+    # Nothing secret is in it.
+    file.chmod(0o644)
+    assert open_to_others(load_settings({"store": "postgresql://db/b"}, file, {}), file) == []
 
 
 def test_other_hosts_are_refused_unless_forced() -> None:

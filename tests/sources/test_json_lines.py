@@ -307,6 +307,12 @@ def test_the_index_is_opened_with_care(path: Path, tmp_path: Path) -> None:
         source.read(0, 0, 10)
     assert victim.read_text() == "mine"
     index.unlink()
+    victim.write_text("")
+    index.hardlink_to(victim)
+    with pytest.raises(ConfigError, match="index="):
+        source.read(0, 0, 10)
+    assert victim.read_text() == ""
+    index.unlink()
     index.mkdir()
     with pytest.raises(ConfigError, match="index="):
         source.read(0, 0, 10)

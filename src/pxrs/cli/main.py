@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from types import TracebackType
 from typing import Any
 
 import click
@@ -23,6 +25,7 @@ from pxrs.cli.sources import sources
 from pxrs.cli.store import store
 from pxrs.cli.token import token
 from pxrs.cli.topics import topics
+from pxrs.redaction import hidden
 
 
 class Root(click.Group):
@@ -80,10 +83,18 @@ for command in (
 
 def main() -> None:
     """Runs the command with the arguments of this process."""
+    sys.excepthook = _print_traceback
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character gets its escape, not a crash.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     cli(prog_name="pxrs")
+
+
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints a bug's traceback without secrets: it quotes drivers, and is pasted into issues."""
+    sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace))))
 
 
 if __name__ == "__main__":

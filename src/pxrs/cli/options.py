@@ -6,15 +6,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pxrs.cli.show import console, json_text, print_json, table
-from pxrs.config import default_url, public
+from pxrs.config import default_url
 from pxrs.errors import GroupNotEmpty, PxrsError, QueueNotFound, TopicNotFound, quoted
+from pxrs.redaction import hidden
+from pxrs.urls import public
 
 if TYPE_CHECKING:
     from pxrs.app import Pxrs
@@ -41,7 +43,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 class Settings:
     """The values of --url and --json, wherever they stood on the command line."""
 
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
     json: bool = False
 
     @property
@@ -228,7 +230,7 @@ def exit_code(error: BaseException, *, as_json: bool) -> int | None:
 
 def _report(error: PxrsError, *, as_json: bool) -> None:
     """Prints one line on stderr."""
-    text = public(_advice(error))
+    text = hidden(_advice(error))
     if as_json:
         shown = {"type": type(error).__name__, "message": text, "retryable": error.retryable}
         click.echo(json_text({"error": shown}), err=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pxrs.cli.options import Settings, shared, size
+
+_LOG = logging.getLogger("pxrs.serve")
 
 
 def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -43,11 +46,13 @@ def serve(settings: Settings, file: Path | None, **flags: Any) -> None:
     waiting polls, lets requests finish and ends.
     """
     from pxrs.server.node import log_to_stderr, run_node
-    from pxrs.server.settings import load_settings
+    from pxrs.server.settings import load_settings, open_to_others
 
     flags["store"] = flags["store"] or settings.url
     found = load_settings(flags, file)
     log_to_stderr(found)
+    for trouble in open_to_others(found, file):
+        _LOG.warning("%s", trouble)
     scheme = "https" if found.tls_cert else "http"
     run_node(
         found, lambda endpoint: settings.print({"listen": str(endpoint)}, f"{scheme}://{endpoint}")

@@ -98,6 +98,7 @@ class Pool:
             greeting = Pending(frames.HELLO, self._greeting, frames.NOTHING)
             if not stream.answered(greeting, self._left(ends)):
                 stream.close()
+                self.trouble = f"{address} did not answer"
                 if stream.refusal:
                     raise ConfigError(f"the node at {address} refuses: {stream.refusal}")
                 return None

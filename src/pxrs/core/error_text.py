@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pxrs.redaction import hidden
+
 _LONGEST_ERROR = 2000
 
 
@@ -11,7 +13,7 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own `__str__` fails
         text = type(error).__name__
-    return storable(text)
+    return storable(hidden(text))
 
 
 def storable(text: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 import msgspec
 
 from pxrs.codec.batches import encode
-from pxrs.config import parse_url, public, split_url
+from pxrs.config import parse_url, split_url
 from pxrs.errors import ConfigError, MissingExtra, PxrsError, StoreBusy, StoreUnavailable
 from pxrs.stores.api import CoordStore, LogStore, QueueStore
 from pxrs.stores.findings import Finding, Level, note, ok, problem, warning
@@ -31,6 +31,7 @@ from pxrs.types import (
     Put,
     QueueChange,
 )
+from pxrs.urls import public
 
 _FOLDER = "doctor/"
 _TTL = 10.0

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pxrs.config import DeadLetter
 from pxrs.errors import TopicExists, TopicNotFound
 from pxrs.producing.producer import Producer
+from pxrs.redaction import hidden
 from pxrs.topics import Topics
 from pxrs.types import Header, Message, Position
 
@@ -94,7 +95,10 @@ class DeadLetters:
             (f"{_PREFIX}group", group.encode()),
             (f"{_PREFIX}attempts", str(attempts).encode()),
             (f"{_PREFIX}error", _bytes(words_of(error))[:_MOST]),
-            (f"{_PREFIX}traceback", _bytes("".join(traceback.format_exception(error)))[-_MOST:]),
+            (
+                f"{_PREFIX}traceback",
+                _bytes(hidden("".join(traceback.format_exception(error))))[-_MOST:],
+            ),
         ]
         for left in reversed(range(_TRIES)):
             self._make(name, message.topic)
@@ -133,7 +137,7 @@ def words_of(error: BaseException) -> str:
         words = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an error's own words may raise anything
         return type(error).__name__
-    return _bytes(words).decode()
+    return _bytes(hidden(words)).decode()
 
 
 def printable(error: Exception) -> Exception | None:

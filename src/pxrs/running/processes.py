@@ -35,6 +35,7 @@ from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, quot
 from pxrs.running.dead_letters import where
 from pxrs.running.job import Job, RunJob
 from pxrs.running.suspect_messages import SuspectMessages
+from pxrs.urls import Shy
 
 _LOG = logging.getLogger("pxrs.processes")
 _GAVE_UP = 70
@@ -49,7 +50,7 @@ _LONG_LIFE = 60.0
 _LOOK = 0.5
 
 
-class WorkerJob(msgspec.Struct, frozen=True):
+class WorkerJob(Shy, frozen=True):
     """The work of a worker process: the job, in the store at this URL.
 
     `work` opens the store and does it until it is stopped: a function of a module, as the process

@@ -21,8 +21,8 @@ from pxrs import metrics as names
 from pxrs._version import __version__
 from pxrs.client.frames import PATH as STREAM
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.config import public
 from pxrs.errors import ConfigError, MissingExtra, PxrsError
+from pxrs.redaction import hidden
 from pxrs.server.cluster import Cluster
 from pxrs.server.groups.host import Context
 from pxrs.server.groups.service import GroupService
@@ -47,6 +47,7 @@ from pxrs.server.rest.v1_keys import V1Keys
 from pxrs.server.rest.v1_queues import V1Queues
 from pxrs.server.settings import Endpoint, ServeSettings
 from pxrs.server.tokens import Tokens
+from pxrs.urls import public
 
 if TYPE_CHECKING:
     from pxrs.server.rpc.server import GrpcServer
@@ -319,7 +320,7 @@ class Node:
         """What the store says stays in the log: `/health/ready` needs no token."""
         if not self._store_trouble:
             self._metrics.count(names.STORE_OUTAGES)
-            _LOG.warning("%s: %s", trouble, "" if error is None else public(str(error)))
+            _LOG.warning("%s: %s", trouble, "" if error is None else error)
         self._store_trouble = trouble
 
 
@@ -349,8 +350,15 @@ def run_node(settings: ServeSettings, started: Callable[[Endpoint], None] | None
         runner.run(main())
 
 
+class TextLines(logging.Formatter):
+    """Text, without secrets: tracebacks quote drivers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hidden(super().format(record))
+
+
 class JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -358,10 +366,10 @@ class JsonLines(logging.Formatter):
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": hidden(record.getMessage()),
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = hidden(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -371,7 +379,7 @@ def log_to_stderr(settings: ServeSettings) -> None:
     if settings.log_format == "json":
         handler.setFormatter(JsonLines())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("pxrs")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

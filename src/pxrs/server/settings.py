@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import ssl
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 
 from pxrs.config import default_url
 from pxrs.errors import ConfigError
+from pxrs.urls import Shy, has_secret
 
 _VARIABLE = "PXRS_SERVE_"
 _NODE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -40,7 +42,7 @@ class Endpoint(NamedTuple):
             return False
 
 
-class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `pxrs serve` takes. Seconds and bytes.
 
     store: the URL of the store to serve.
@@ -204,6 +206,29 @@ def load_settings(
         return msgspec.convert(found, ServeSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the settings of pxrs serve are wrong: {error}") from None
+
+
+def open_to_others(settings: ServeSettings, file: Path | None) -> list[str]:
+    """What other users of this host could read or change, in words; for the log."""
+    found = []
+    if file is not None and (mode := _mode(file)) is not None:
+        if mode & stat.S_IWOTH:
+            found.append(f"{file} can be changed by every user of this host: chmod o-w it")
+        if mode & stat.S_IROTH and settings.store and has_secret(settings.store):
+            found.append(
+                f"{file} can be read by every user of this host, and the store's URL has a "
+                "password: chmod o-r it"
+            )
+    if settings.tls_key and (_mode(Path(settings.tls_key)) or 0) & stat.S_IROTH:
+        found.append(f"{settings.tls_key}, the key, can be read by every user of this host")
+    return found
+
+
+def _mode(file: Path) -> int | None:
+    try:
+        return file.stat().st_mode
+    except OSError:
+        return None
 
 
 def _from_file(file: Path) -> dict[str, Any]:

@@ -31,11 +31,13 @@ from pxrs.errors import (
     quoted,
 )
 from pxrs.forks import Origin
+from pxrs.redaction import remember
 from pxrs.sources.api import SourceRead
 from pxrs.sources.rows import READ_BYTES, first_within
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row
+from pxrs.urls import is_secret
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -98,8 +100,14 @@ class KafkaTopic:
         kept = {"kind": "kafka_topic", "bootstrap": self.bootstrap, "topic": self.topic}
         return kept if self.streams is None else {**kept, "streams": self.streams}
 
+    def __repr__(self) -> str:
+        return f"KafkaTopic({self.settings()})"
+
     def open(self, store_url: str) -> OpenKafkaTopic:
         """Connect, and look how many partitions there are."""
+        for name, value in (self.config or {}).items():
+            if is_secret(name) or name.endswith(".pem") or "jaas" in name:
+                remember(str(value))
         try:
             import confluent_kafka
         except ImportError as error:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pxrs.config import public
 from pxrs.errors import (
     Closed,
     ConfigError,
@@ -29,6 +28,7 @@ from pxrs.sources.rows import READ_BYTES, RowsPerRead, as_json, named
 from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row
+from pxrs.urls import about_options, public, take_apart
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -66,10 +66,10 @@ class RedisStream:
     partitioner = "xxhash"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url.startswith(("redis://", "rediss://")):
+        url = take_apart(self.url)
+        if url.scheme not in ("redis", "rediss"):
             raise InvalidRequest(
-                "url must look like redis://host:6379 or rediss://host:6379, got "
-                f"{quoted(public(self.url) if isinstance(self.url, str) else self.url)}"
+                f"url must look like redis://host:6379 or rediss://host:6379, got {url.scheme}://"
             )
         for name in (self.stream, self.key, *self.values):
             if name is not None and (not isinstance(name, str) or not name):
@@ -92,6 +92,9 @@ class RedisStream:
         }
         return {name: value for name, value in kept.items() if value is not None}
 
+    def __repr__(self) -> str:
+        return f"RedisStream({self.settings()})"
+
     def open(self, store_url: str) -> OpenRedisStream:
         """Connects when it is used."""
         try:
@@ -99,16 +102,26 @@ class RedisStream:
         except ImportError as error:
             raise MissingExtra("RedisStream", "redis") from error
 
+        url = take_apart(self.url)
+        # Older versions of the client do not check the name by themselves.
+        checks_name = url.scheme == "rediss" and "ssl_check_hostname" not in url.options
+        more: dict[str, Any] = {"ssl_check_hostname": True} if checks_name else {}
+
         def connect(*, single: bool) -> Redis:
             return redis.Redis.from_url(
-                self.url,
+                url.whole,
                 single_connection_client=single,
                 socket_timeout=_TIMEOUT + _BLOCK_MS / 1000,
                 socket_connect_timeout=_TIMEOUT,
                 decode_responses=False,
+                **more,
             )
 
-        return OpenRedisStream(self, connect)
+        try:
+            return OpenRedisStream(self, connect)
+        except (TypeError, ValueError) as error:
+            said = about_options(self.url, f"the client does not take an option: {error}")
+            raise ConfigError(f"{public(self.url)}: {said}") from None
 
 
 class _Place(NamedTuple):

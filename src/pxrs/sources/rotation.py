@@ -207,11 +207,12 @@ class RotatedFiles:
                     f"{error.strerror}; name another place with index="
                 ) from error
             status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in self._trusted():
+            is_ours = status.st_uid in self._trusted() and status.st_nlink <= 1
+            if not stat.S_ISREG(status.st_mode) or not is_ours:
                 os.close(handle)
                 raise ConfigError(
-                    f"{self.index} is not a file of this user's or of the log's owner; "
-                    "name another place with index="
+                    f"{self.index} is not a file of this user's or of the log's owner, or has "
+                    "another name, too; name another place with index="
                 )
             if extra:
                 _sync_folder(self.index)

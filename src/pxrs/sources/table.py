@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import public
 from pxrs.core.settling import Settling, following
 from pxrs.errors import (
     Closed,
@@ -41,6 +40,7 @@ from pxrs.sources.tables.engines import check_engine, open_on_engine, recorded_u
 from pxrs.sources.watching import PollingWatch
 from pxrs.stores.api import Watch
 from pxrs.types import Bounds, Row
+from pxrs.urls import check_url, public
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -84,6 +84,8 @@ class Table:
                     f"{self.name!r} is in one database: give url= or engine=, not both"
                 )
             check_engine(self.engine)
+        if self.url is not None:
+            check_url(self.url)
         columns = [self.offset, *self.values]
         columns += [each for each in (self.key, self.timestamp, self.partition) if each is not None]
         for text in (self.name, *columns):
@@ -129,6 +131,9 @@ class Table:
         if self.engine is not None:
             return recorded_url(self.engine)
         return None if self.url is None else public(self.url)
+
+    def __repr__(self) -> str:
+        return f"Table({self.settings()})"
 
     @property
     def columns(self) -> Columns:

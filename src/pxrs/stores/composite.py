@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn, cast
 
-from pxrs.config import public
 from pxrs.errors import ConfigError, NotAtomic
 from pxrs.stores.api import Atomic, CoordStore, KeepsOwners, LogStore, QueueStore
 from pxrs.stores.identity import identity_of
+from pxrs.urls import public
 
 NO_MESSAGES = (
     "{0} keeps no messages; say where they are kept: '{0} log=nats://host:4222', "

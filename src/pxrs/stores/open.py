@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pxrs.config import StoreUrl, parse_url, public, refuse_url_options, split_url, sqlite_settings
+from pxrs.config import parse_url, refuse_url_options, split_url, sqlite_settings
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.stores.api import Atomic, CoordStore, LogStore, QueueStore, Stores
 from pxrs.stores.composite import NO_MESSAGES, CompositeStores
 from pxrs.stores.findings import Finding, warning
+from pxrs.urls import StoreUrl, public
 
 
 class Opened(NamedTuple):
@@ -53,7 +54,7 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
             each.close()
         raise
     return CompositeStores(
-        str(parts),
+        parts.whole,
         of_coord.coord,
         of_log.log,
         of_coord.queues,

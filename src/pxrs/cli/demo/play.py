@@ -17,10 +17,11 @@ from pxrs.app import Pxrs, connect
 from pxrs.cli.demo.judge import KEYS, Findings, Ledger, Observer, Picture, check, new_ledger
 from pxrs.cli.demo.processes import SESSION_TTL, Cast, DemoFailed, Nodes, Report
 from pxrs.cli.show import count
-from pxrs.config import parse_url, public, split_url
+from pxrs.config import parse_url, split_url
 from pxrs.core.records import claims_prefix, head_key, history_prefix
 from pxrs.errors import InvalidRequest
 from pxrs.types import Delete, Topic
+from pxrs.urls import public
 
 PARTITIONS = 8
 PRODUCER = "producer"
@@ -496,10 +497,10 @@ def _store_url(engine: str | None, folder: str) -> str:
     parts = split_url(engine or file)
     if any(parse_url(place).scheme == "memory" for place in parts.urls()):
         raise InvalidRequest(
-            f"the demo runs in several processes, and {engine} exists in one only; "
+            f"the demo runs in several processes, and {public(engine or file)} exists in one only; "
             "leave --engine out, or name a file: sqlite:///demo.db"
         )
-    return str(parts.completed(file))
+    return parts.completed(file).whole
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import msgspec
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.config import public
 from pxrs.core.records import decode, encode
 from pxrs.errors import CopyRefused, OutcomeUnknown, TopicExists, TopicNotFound
 from pxrs.operations.copy import messages, records
@@ -17,6 +16,7 @@ from pxrs.operations.copy.messages import PartitionSum
 from pxrs.stores.api import CoordStore, KeepsOwners, Stores
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Put, Topic
+from pxrs.urls import public
 
 _STATE_KEY = records.COPY_FOLDER + "state"
 _NAMED = 5

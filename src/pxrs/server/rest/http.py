@@ -14,7 +14,6 @@ import msgspec
 from aiohttp import web
 
 from pxrs import metrics as names
-from pxrs.config import public
 from pxrs.errors import PxrsError, StoreError
 from pxrs.server.groups.service import HeldElsewhere
 from pxrs.server.metrics import Metrics
@@ -295,7 +294,7 @@ class HttpServer:
         if not isinstance(error, PxrsError | HttpError):
             _LOG.error("request %s failed", request_id, exc_info=error)
         elif isinstance(error, StoreError) and not error.retryable:
-            _LOG.warning("request %s failed: %s", request_id, public(str(error)))
+            _LOG.warning("request %s failed: %s", request_id, error)
         return Answer(msgspec.json.encode(problem), problem.status, PROBLEM, headers)
 
 

@@ -21,7 +21,6 @@ import grpc.aio
 
 from pxrs import metrics as names
 from pxrs.client.frames import MOST_FRAME_BYTES
-from pxrs.config import public
 from pxrs.errors import InvalidRequest, PxrsError, StoreError
 from pxrs.server.metrics import Metrics
 from pxrs.server.rest.guard import Guard, refuse
@@ -235,6 +234,6 @@ def _refusal(path: str, error: Exception) -> Refused:
         if not isinstance(error, PxrsError | HttpError):
             _LOG.error("a call of %s failed", path, exc_info=error)
         elif isinstance(error, StoreError) and not error.retryable:
-            _LOG.warning("a call of %s failed: %s", path, public(str(error)))
+            _LOG.warning("a call of %s failed: %s", path, error)
     code = _CODES.get(problem.code) or _STATUSES.get(problem.status, grpc.StatusCode.INTERNAL)
     return Refused(code, problem.detail or problem.title)

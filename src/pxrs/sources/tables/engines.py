@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pxrs.config import SqlSettings
 from pxrs.errors import ConfigError, InvalidRequest, MissingExtra
+from pxrs.redaction import remember
 from pxrs.sources.tables.api import Columns, TableDatabase
+from pxrs.urls import is_secret
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -50,7 +52,9 @@ def check_engine(engine: object) -> None:
 
 def recorded_url(engine: Engine) -> str:
     """The URL by which other processes find the database; without a password and the driver."""
+    remember(None if engine.url.password is None else str(engine.url.password))
     url = engine.url.set(drivername=engine.url.get_backend_name())
+    url = url.difference_update_query([name for name in url.query if is_secret(name)])
     # `set` leaves a password as it is if it is told None.
     return url._replace(password=None).render_as_string(hide_password=False)
 

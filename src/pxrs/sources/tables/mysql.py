@@ -34,6 +34,8 @@ from pxrs.sources.tables.api import (
 from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql.failures import Raced, translated
+from pxrs.stores.mysql.tls import Connecting
+from pxrs.urls import about_options
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _MOST = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "mediumint": 2**23 - 1, "int": 2**31 - 1}
@@ -91,7 +93,8 @@ class MysqlTable:
     ) -> None:
         self.place = settings.shown
         self._of_the_user = connect
-        self._options = settings.options
+        self._by_url = Connecting(settings.options, settings.tls, self.place)
+        self._url = settings.url
         self._columns = columns
         self._name = ".".join(map(_name, parts(columns.table)))
         self._id = _name(columns.offset)
@@ -125,11 +128,10 @@ class MysqlTable:
 
     def _connect_by_url(self, **more: Any) -> Any:
         try:
-            return pymysql.connect(**{**self._options, **more})
-        except TypeError as error:
-            raise ConfigError(
-                f"{self.place}: the driver does not know an option: {error}"
-            ) from None
+            return self._by_url.connect(**more)
+        except (TypeError, ValueError) as error:
+            said = about_options(self._url, f"the driver does not take an option: {error}")
+            raise ConfigError(f"{self.place}: {said}") from None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

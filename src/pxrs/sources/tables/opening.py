@@ -5,13 +5,13 @@ from __future__ import annotations
 from pxrs.config import (
     parse_url,
     postgres_settings,
-    public,
     split_url,
     sql_settings,
     sqlite_settings,
 )
 from pxrs.errors import ConfigError, MissingExtra
 from pxrs.sources.tables.api import Columns, TableDatabase
+from pxrs.urls import public
 
 
 def open_table_database(url: str, columns: Columns) -> TableDatabase:

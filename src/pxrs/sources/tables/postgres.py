@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from pxrs.errors import ConfigError
@@ -37,7 +36,7 @@ from pxrs.sources.tables.postgres_notified import NotifiedWatch
 from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
 from pxrs.stores.api import Watch
 from pxrs.stores.findings import Finding, warning
-from pxrs.stores.postgres.failures import DRIVER_ERRORS, translate
+from pxrs.stores.postgres.failures import DRIVER_ERRORS, read_conninfo, translate
 
 _INTEGERS = ("int2", "int4", "int8")
 _NUMBERS = (*_INTEGERS, "numeric", "float4", "float8")
@@ -106,7 +105,7 @@ class PostgresTable:
         connect: Callable[[], psycopg.Connection[Any]] | None = None,
         place: str | None = None,
     ) -> None:
-        given = conninfo_to_dict(conninfo)
+        given = read_conninfo(conninfo) if conninfo else {}
         name = given.get("dbname") or given.get("user") or "postgres"
         self.place = place or f"database {name!r}"
         self._connect = connect or partial(psycopg.connect, conninfo)

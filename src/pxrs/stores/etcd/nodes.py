@@ -25,6 +25,9 @@ _TRY = 2.0
 # One look whether a connection comes to stand.
 _LOOK = 0.5
 _PAUSE = 0.05
+# One question why it does not, and how much of the answer is quoted.
+_WHY = 0.1
+_LONGEST = 300
 # Answered by the node itself, leader or not. gRPC's own way to wait for a connection leaves a
 # thread behind that fails when the connection is given up.
 _ANYBODY_THERE = rpc.RangeRequest(key=b"\0", serializable=True, count_only=True)
@@ -68,6 +71,14 @@ class Node:
             # Also a refusal is an answer.
             return remedy(error) is not Remedy.ANOTHER_NODE
         return True
+
+    def trouble(self) -> str:
+        """Why the connection does not stand, as gRPC says it: it may refuse a certificate."""
+        try:
+            self.kv.Range(_ANYBODY_THERE, timeout=_WHY)
+        except grpc.RpcError as error:
+            return str(error.details() or "")[:_LONGEST]
+        return "it answers again"
 
 
 class Nodes:
@@ -135,9 +146,9 @@ class Nodes:
                 return node
             self.leave(node)
             if left <= 0:
-                raise StoreUnavailable(
-                    f"no etcd node can be reached: {', '.join(each.host for each in self._nodes)}"
-                )
+                hosts = ", ".join(each.host for each in self._nodes)
+                why = "" if self._settings.tls is None else f" over TLS ({node.trouble()})"
+                raise StoreUnavailable(f"no etcd node can be reached{why}: {hosts}")
 
     def leave(self, node: Node) -> None:
         """Use the next node from now on."""

@@ -30,6 +30,8 @@ from pxrs.forks import Origin
 from pxrs.stores.mysql import oracle, schema
 from pxrs.stores.mysql.connection import MYSQL, Connection, Row
 from pxrs.stores.mysql.failures import Raced, translated
+from pxrs.stores.mysql.tls import Connecting
+from pxrs.urls import about_options
 
 T = TypeVar("T")
 
@@ -54,6 +56,8 @@ class Database:
         self.is_oracle = settings.dialect == "oracle"
         self.dialect = oracle.ORACLE if self.is_oracle else MYSQL
         self._options = settings.options
+        self._connecting = Connecting(settings.options, settings.tls, self.place)
+        self._url = settings.url
         self.origin = Origin()
         self._closed = False
         self._writers = _Pool(lambda: self._connect(_IDLE_SECONDS), self.place)
@@ -75,11 +79,10 @@ class Database:
         try:
             if self.is_oracle:
                 return oracle.connect(self._options, autocommit=autocommit)
-            return _connect(self._options, idle, autocommit=autocommit)
-        except TypeError as error:
-            raise ConfigError(
-                f"{self.place}: the driver does not know an option: {error}"
-            ) from None
+            return _connect(self._connecting, self._options, idle, autocommit=autocommit)
+        except (TypeError, ValueError) as error:
+            said = about_options(self._url, f"the driver does not take an option: {error}")
+            raise ConfigError(f"{self.place}: {said}") from None
         except Exception as error:
             raised = translated(error, self.place)
             if raised is None:
@@ -263,11 +266,13 @@ class _Pool:
                 _close(self._idle.pop())
 
 
-def _connect(options: dict[str, Any], idle: int, *, autocommit: bool) -> Any:
+def _connect(
+    connecting: Connecting, options: dict[str, Any], idle: int, *, autocommit: bool
+) -> Any:
     """A connection of PyMySQL. MySQL has no limit for idle transactions; MariaDB has."""
     flags = CLIENT.FOUND_ROWS | (CLIENT.MULTI_STATEMENTS if autocommit else 0)
     flags |= options.get("client_flag", 0)
-    driver = pymysql.connect(**{**options, "client_flag": flags}, autocommit=autocommit)
+    driver = connecting.connect(client_flag=flags, autocommit=autocommit)
     with driver.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}")

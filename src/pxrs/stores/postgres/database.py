@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pxrs.chance import CHANCE
-from pxrs.errors import Closed, ConfigError, StoreBusy, StoreUnavailable
+from pxrs.errors import Closed, StoreBusy, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.connections import Awaited
 from pxrs.stores.postgres import schema as schemas
@@ -35,6 +35,7 @@ from pxrs.stores.postgres.failures import (
     is_overtaken,
     is_victim,
     lost_answer,
+    read_conninfo,
     translate,
     was_cut,
 )
@@ -79,13 +80,7 @@ class Database:
     ) -> None:
         self.schema = schemas.check_schema_name(schema)
         self._statements: dict[str, str] = {}
-        try:
-            wanted = conninfo_to_dict(conninfo)
-        except psycopg.ProgrammingError as error:
-            raise ConfigError(
-                f"{str(error).strip()}; besides libpq's options, postgresql:// takes schema, "
-                "connections and busy_timeout"
-            ) from None
+        wanted = read_conninfo(conninfo)
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **wanted})
         self._options = str(wanted.get("options", ""))
         self.place = _describe(wanted)

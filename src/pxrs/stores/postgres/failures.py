@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from pxrs.core.queue import given_up
 from pxrs.errors import (
+    ConfigError,
     Fenced,
     InvalidRequest,
     OutcomeUnknown,
@@ -24,6 +26,19 @@ from pxrs.errors import (
 )
 from pxrs.stores.postgres import functions
 from pxrs.stores.postgres.queues import functions as queue_functions
+from pxrs.urls import about_options
+
+
+def read_conninfo(conninfo: str) -> dict[str, Any]:
+    """The options of a URL by libpq's names; raises `ConfigError` if libpq does not know one."""
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError as error:
+        said = about_options(conninfo, str(error).strip())
+    raise ConfigError(
+        f"{said}; besides libpq's options, postgresql:// takes schema, connections and busy_timeout"
+    )
+
 
 # A number or text that PostgreSQL has no column for never reaches it: the driver refuses it.
 DRIVER_ERRORS = (psycopg.Error, OverflowError, UnicodeError)

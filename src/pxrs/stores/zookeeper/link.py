@@ -25,6 +25,8 @@ from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
 _LOGGER = logging.getLogger("pxrs.zookeeper")
 _LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
+# Below that it logs logins.
+_LOGGER.setLevel(logging.INFO)
 
 _PAUSE = 0.02
 
