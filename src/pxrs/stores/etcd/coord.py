@@ -53,7 +53,7 @@ class EtcdCoord:
         self._folder = f"{settings.prefix}/records/".encode()
         self._nodes = Nodes(settings, clock)
         self._commits = Commits(self._nodes, f"{settings.prefix}/commits/".encode(), clock)
-        self._watches = Watches(self._nodes, clock)
+        self._watches = Watches(self._nodes, clock, self._folder)
         self._sessions: set[EtcdSession] = set()
         self._lent = LentSessions(self._nodes, clock, f"{settings.prefix}/lent/".encode())
         try:

@@ -56,10 +56,15 @@ def translated(error: Any) -> PxrsError:
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) or (
         "user name is empty" in text or "authentication failed" in text
     ):
-        return ConfigError(
-            f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
-            "who needs a role that may read and write the prefix"
-        )
+        return not_allowed(text)
     if remedy(error) is Remedy.ANOTHER_NODE:
         return StoreUnavailable(f"etcd can't be reached: {text}")
     return StoreError(f"etcd: {code.name}: {text}")
+
+
+def not_allowed(text: str) -> ConfigError:
+    """The error that a caller gets when etcd does not let the user do something."""
+    return ConfigError(
+        f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
+        "who needs a role that may read and write the prefix"
+    )
