@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings, TlsFiles
-from pxrs.errors import Closed, ConfigError, StoreUnavailable
+from pxrs.errors import Closed, ConfigError, PxrsError, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.etcd.failures import Remedy, remedy, translated
 from pxrs.stores.etcd.wire import grpc, rpc
@@ -91,6 +91,7 @@ class Nodes:
         self._logging_in = threading.Lock()
         self._origin = Origin()
         self._closed = threading.Event()
+        self._failure: PxrsError | None = None
 
     @property
     def timeout(self) -> float:
@@ -98,10 +99,27 @@ class Nodes:
         return self._settings.timeout
 
     def check_open(self) -> None:
-        """Raise `Closed` if it is, or if this is another process than the one that opened it."""
+        """Raise `Closed` if it is, or if this is another process than the one that opened it.
+
+        And the error of `fail`.
+        """
         if self._closed.is_set():
             raise Closed("the store was closed")
         self._origin.refuse_child()
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: PxrsError) -> bool:
+        """Refuse everything from now on; whether this is the first reason to."""
+        with self._lock:
+            first = self._failure is None
+            self._failure = self._failure or error
+        return first
+
+    @property
+    def failed(self) -> bool:
+        """Whether everything is refused."""
+        return self._failure is not None
 
     def ask(self, method: Callable[[Node], Any], request: Any, timeout: float | None = None) -> Any:
         """The answer to a request, sent as `call` does it."""

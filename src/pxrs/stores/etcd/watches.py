@@ -105,12 +105,18 @@ class Stream:
 
 
 class Watches:
-    """The watches of one handle. A thread listens for them from the first one on."""
+    """The watches of one handle. A thread listens for them from the first one on.
 
-    def __init__(self, nodes: Nodes, clock: Clock, folder: bytes) -> None:
+    `check` raises if the cluster is not the one that it was.
+    """
+
+    def __init__(
+        self, nodes: Nodes, clock: Clock, folder: bytes, check: Callable[[], None]
+    ) -> None:
         self._nodes = nodes
         self._clock = clock
         self._folder = folder
+        self._check = check
         self._lock = threading.RLock()
         self._numbers = count(1)
         self._watchers: dict[int, Watcher] = {}
@@ -144,6 +150,14 @@ class Watches:
         self._loop.wake()
         self._loop.join(_CONNECT)
 
+    def give_up(self) -> None:
+        """Wake every watch, and listen no more: all requests fail."""
+        with self._lock:
+            for watcher in self._watchers.values():
+                watcher.watch.wake()
+            if self._stream is not None:
+                self._stream.end()
+
     def _await(self, added: list[Watcher], watch: LocalWatch) -> None:
         deadline = self._clock.monotonic() + self._nodes.timeout
         for watcher in added:
@@ -166,11 +180,13 @@ class Watches:
 
     def _listen(self) -> float | None:
         """Follow one stream, to whatever node; in how many seconds to begin another."""
-        if self._closed.is_set():
+        if self._closed.is_set() or self._nodes.failed:
             return None
         words: Words = []
         deadline = self._clock.monotonic() + _CONNECT
         try:
+            # A watcher would wait for a revision that is far away.
+            self._check()
             node = self._nodes.stand(deadline)
             try:
                 words = self._nodes.metadata(node, deadline)
@@ -178,8 +194,11 @@ class Watches:
             except (grpc.RpcError, ValueError) as error:
                 self._nodes.leave(node)
                 self._judge(words, error)
-        except (PxrsError, Left):
+        except Left:
             pass
+        except PxrsError as error:
+            if not error.retryable:
+                self._tell(error)
         except Refused as refused:
             self._nodes.forget_token(words)
             self._refusals += 1
