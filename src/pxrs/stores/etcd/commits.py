@@ -100,7 +100,9 @@ class Commits:
         """Let the slots vanish."""
         if self._lease is not None:
             request = rpc.LeaseRevokeRequest(ID=self._lease[0])
-            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, timeout=1.0)
+            self._nodes.ask(
+                lambda node: node.leases.LeaseRevoke, request, min(1.0, self._nodes.farewell())
+            )
 
     def _forget(self, lease: int) -> None:
         """Use no slot of this lease again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import PxrsError
+from pxrs.errors import Closed, SessionLost, StoreError
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
 from pxrs.stores.etcd.history import History
@@ -128,12 +128,18 @@ class EtcdCoord:
         return findings(self._nodes)
 
     def close(self) -> None:
-        """End the sessions of this handle and give up its connections."""
-        with suppress(PxrsError):
-            self._nodes.check_open()
+        """End the sessions of this handle and give up its connections.
+
+        In a forked child nothing: all of it is the parent's, and gRPC can't be used there.
+        """
+        if self._nodes.origin.is_parent:
+            return
+        with suppress(Closed):
             for session in list(self._sessions):
-                session.close()
-            self._commits.close()
+                with suppress(StoreError):
+                    session.close()
+            with suppress(StoreError, SessionLost):
+                self._commits.close()
         self._watches.close()
         self._nodes.close()
 

@@ -89,9 +89,10 @@ class Nodes:
         self._current = 0
         self._token: str | None = None
         self._logging_in = threading.Lock()
-        self._origin = Origin()
+        self.origin = Origin()
         self._closed = threading.Event()
         self._failure: PxrsError | None = None
+        self._farewell: float | None = None
 
     @property
     def timeout(self) -> float:
@@ -105,7 +106,7 @@ class Nodes:
         """
         if self._closed.is_set():
             raise Closed("the store was closed")
-        self._origin.refuse_child()
+        self.origin.refuse_child()
         if self._failure is not None:
             raise self._failure
 
@@ -118,8 +119,18 @@ class Nodes:
 
     @property
     def failed(self) -> bool:
-        """Whether everything is refused."""
-        return self._failure is not None
+        """Whether everything is refused, or this process is a fork of the one that opened it."""
+        return self._failure is not None or self.origin.is_parent
+
+    def farewell(self) -> float:
+        """How many seconds may be spent on ending something: `timeout` for all of it together.
+
+        Counted from the first end since a node has answered. What is not ended then ends by itself.
+        """
+        now = self._clock.monotonic()
+        if self._farewell is None:
+            self._farewell = now + self.timeout
+        return max(0.0, self._farewell - now)
 
     def ask(self, method: Callable[[Node], Any], request: Any, timeout: float | None = None) -> Any:
         """The answer to a request, sent as `call` does it."""
@@ -150,6 +161,7 @@ class Nodes:
                 raise
             else:
                 node.stands = True
+                self._farewell = None
                 return answer
 
     def stand(self, deadline: float) -> Node:
@@ -191,6 +203,7 @@ class Nodes:
     def close(self) -> None:
         """Give up all connections."""
         self._closed.set()
+        self.origin.close()
         for node in self._nodes:
             node.channel.close()
 

@@ -65,7 +65,7 @@ class EtcdSession:
             return
         request = rpc.LeaseRevokeRequest(ID=self._lease)
         try:
-            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request)
+            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, self._nodes.farewell())
         except SessionLost:
             # It has expired, or an earlier try was applied.
             return

@@ -123,6 +123,7 @@ class Watches:
         self._stream: Stream | None = None
         self._loop = Loop("pxrs-etcd-watch", self._listen)
         self._closed = threading.Event()
+        nodes.origin.on_fork(self._abandon)
         # Streams in a row that failed, and of these the ones that a node has refused.
         self._failures = self._refusals = 0
 
@@ -157,6 +158,13 @@ class Watches:
                 watcher.watch.wake()
             if self._stream is not None:
                 self._stream.end()
+
+    def _abandon(self) -> None:
+        """In a forked child: there is no thread, and the lock may be held for ever."""
+        self._lock = threading.RLock()
+        for watcher in self._watchers.values():
+            watcher.watch.abandon(self._lock)
+        self._watchers, self._stream = {}, None
 
     def _await(self, added: list[Watcher], watch: LocalWatch) -> None:
         deadline = self._clock.monotonic() + self._nodes.timeout
