@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +21,13 @@ def build(
     scheme: str = "http",
     to_be_killed: bool = False,
     durable: bool = False,
+    advertise: Callable[[int], int] = lambda port: port,
 ) -> Engine:
     """Short election times: a lost leader is replaced within a second.
 
     `durable`: with fsync, as benchmarks want it; else without, where that can be had.
+
+    `advertise`: the port at which the other nodes reach the one that listens at a port.
 
     `to_be_killed`: not one of those releases whose nodes may miss writes of the moment in
     which they were killed (3.5.0 to 3.5.2, etcd's issue 13766). The wheel is such a one.
@@ -41,7 +44,13 @@ def build(
             origin=origin,
             # For clients, for peers, and for health without TLS.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, flags if durable else _fast(version, flags), scheme),
+            prepare=partial(
+                _prepare,
+                program,
+                flags if durable else _fast(version, flags),
+                scheme,
+                advertise,
+            ),
             url=lambda ports: "etcd://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
@@ -62,10 +71,16 @@ def _find() -> tuple[Path, str]:
 
 
 def _prepare(
-    program: Path, flags: Sequence[str], scheme: str, folder: Path, ports: Sequence[int]
+    program: Path,
+    flags: Sequence[str],
+    scheme: str,
+    advertise: Callable[[int], int],
+    folder: Path,
+    ports: Sequence[int],
 ) -> list[Command]:
     numbers = range(len(ports) // 3)
-    peers = ",".join(f"n{number}=http://{HOST}:{ports[3 * number + 1]}" for number in numbers)
+    known = [advertise(port) for port in ports[1::3]]
+    peers = ",".join(f"n{number}=http://{HOST}:{known[number]}" for number in numbers)
     return [
         Command(
             argv=[
@@ -75,7 +90,7 @@ def _prepare(
                 f"--listen-client-urls={scheme}://{HOST}:{client}",
                 f"--advertise-client-urls={scheme}://{HOST}:{client}",
                 f"--listen-peer-urls=http://{HOST}:{peer}",
-                f"--initial-advertise-peer-urls=http://{HOST}:{peer}",
+                f"--initial-advertise-peer-urls=http://{HOST}:{known[number]}",
                 f"--listen-metrics-urls=http://{HOST}:{health}",
                 f"--initial-cluster={peers}",
                 "--heartbeat-interval=50",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,15 @@ from engines.process import Command
 from engines.sources import Missing, in_path, script
 
 
-def build(nodes: int = 1, sync: str = "2m", settings: Mapping[str, object] | None = None) -> Engine:
+def build(
+    nodes: int = 1,
+    sync: str = "2m",
+    settings: Mapping[str, object] | None = None,
+    advertise: Callable[[int], int] = lambda port: port,
+) -> Engine:
     """`sync`: JetStream's sync_interval, "always" for an fsync per message.
+
+    `advertise`: the port at which the other nodes reach the one that listens at a port.
 
     `settings` go into the servers' configuration as they are; None takes one out.
     """
@@ -27,7 +34,7 @@ def build(nodes: int = 1, sync: str = "2m", settings: Mapping[str, object] | Non
             origin=origin,
             # For clients, for peers, for health.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, sync, settings or {}),
+            prepare=partial(_prepare, program, sync, settings or {}, advertise),
             url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
@@ -47,10 +54,12 @@ def _prepare(
     program: Path,
     sync: str,
     settings: Mapping[str, object],
+    advertise: Callable[[int], int],
     folder: Path,
     ports: Sequence[int],
 ) -> list[Command]:
     numbers = range(len(ports) // 3)
+    known = [f"{HOST}:{advertise(port)}" for port in ports[1::3]]
     commands = []
     for number in numbers:
         client, peer, health = ports[3 * number : 3 * number + 3]
@@ -64,7 +73,8 @@ def _prepare(
             config["cluster"] = {
                 "name": "pxrs",
                 "listen": f"{HOST}:{peer}",
-                "routes": [f"nats://{HOST}:{ports[3 * other + 1]}" for other in numbers],
+                "advertise": known[number],
+                "routes": [f"nats://{address}" for address in known],
             }
         config = {key: value for key, value in {**config, **settings}.items() if value is not None}
         path = folder / f"node{number}.conf"

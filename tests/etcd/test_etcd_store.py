@@ -12,6 +12,7 @@ import pytest
 import trustme
 
 import engines
+import pxrs
 from pxrs.config import ServerSettings, etcd_settings, parse_url
 from pxrs.errors import (
     Closed,
@@ -111,14 +112,36 @@ def test_a_slot_that_an_operator_removed_is_made_anew(etcd_url: str) -> None:
 
 def test_more_than_etcd_takes_is_refused_whole(etcd_url: str) -> None:
     with opened(etcd_url) as coord:
-        with pytest.raises(InvalidRequest, match=r"1\.5 MB"):
-            coord.commit([], [Put(f"k{number}", b"x" * 900_000) for number in range(2)])
+        # etcd's own limit, and gRPC's above it.
+        for size in (2, 3, 20):
+            with pytest.raises(InvalidRequest, match="max-request-bytes"):
+                coord.commit([], [Put(f"k{number}", b"x" * 900_000) for number in range(size)])
         assert coord.list("") == []
         many = [Put(f"k{number}", b"") for number in range(coord.limits.operations // 2)]
         made = coord.commit([Check(put.key, 0) for put in many], many)
         assert isinstance(made, Committed)
         checks = [Check(key, version) for key, version in made.versions.items()]
         assert isinstance(coord.commit(checks, many), Committed)
+
+
+def test_limits_that_an_operator_has_set_lower_are_told(new_engine: NewEngine) -> None:
+    etcd = new_engine("etcd", flags=["--max-txn-ops=16", "--max-request-bytes=100000"])
+    with opened(etcd.url) as coord:
+        many = [Put(f"k{number}", b"") for number in range(20)]
+        for checks, writes in (([], many), ([Check(put.key, 1) for put in many], [])):
+            with pytest.raises(InvalidRequest, match="max-txn-ops"):
+                coord.commit(checks, writes)
+        for size in (200_000, 1_000_000):
+            with pytest.raises(InvalidRequest, match="max-request-bytes"):
+                coord.commit([], [Put("k", bytes(size))])
+        assert coord.list("") == []
+        assert isinstance(coord.commit([], many[:10]), Committed)
+    with pxrs.connect(etcd.url) as px:
+        with pytest.raises(InvalidRequest, match="max-request-bytes"):
+            px.put("q", "x" * 900_000)
+        with pytest.raises(InvalidRequest, match="max-txn-ops"), px.transaction() as tx:
+            for _ in range(20):
+                tx.put("q", "x")
 
 
 def test_what_was_not_written_for_want_of_space_is_not_there(new_engine: NewEngine) -> None:

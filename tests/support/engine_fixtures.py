@@ -60,14 +60,17 @@ def place_in(name: str) -> str:
 
 
 @contextmanager
-def started(name: str, **options: Any) -> Iterator[engines.Engine]:
-    """An engine of one's own, for as long as the block lasts."""
+def started(
+    name: str, before: Callable[[engines.Engine], None] = lambda engine: None, **options: Any
+) -> Iterator[engines.Engine]:
+    """An engine of one's own, for as long as the block lasts. `before`: called before it starts."""
     try:
         engine = engines.build(name, **options)
     except engines.Missing as why:
         unavailable(why)
         raise
     with engine:
+        before(engine)
         engine.start()
         yield engine
 

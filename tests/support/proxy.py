@@ -132,9 +132,10 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._join, args=(client,), daemon=True).start()
+            threading.Thread(target=self.join, args=(client,), daemon=True).start()
 
-    def _join(self, client: socket.socket) -> None:
+    def join(self, client: socket.socket) -> None:
+        """Connect it, as if it had come by the port of this proxy."""
         # A connection that is made while it is cut does not come to stand either.
         self._requests_flow.wait()
         try:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from pxrs.clock import Clock
 from pxrs.errors import OutcomeUnknown, PxrsError, SessionLost, StoreFull
 from pxrs.stores.etcd.failures import Remedy, remedy
+from pxrs.stores.etcd.history import History
 from pxrs.stores.etcd.nodes import Node, Nodes
 from pxrs.stores.etcd.wire import first_kv, get_op, grpc, put_op, rpc, txn, unchanged
 
@@ -54,8 +55,9 @@ class SlotGone(Exception):  # noqa: N818 - what happened
 class Commits:
     """Sends transactions for one handle, each with a slot of its own while it runs."""
 
-    def __init__(self, nodes: Nodes, folder: bytes, clock: Clock) -> None:
+    def __init__(self, nodes: Nodes, history: History, folder: bytes, clock: Clock) -> None:
         self._nodes = nodes
+        self._history = history
         self._folder = folder
         self._clock = clock
         self._lock = threading.Lock()
@@ -78,7 +80,9 @@ class Commits:
         while True:
             slot = self._take()
             try:
-                outcome = _Transaction(self._nodes, slot).run(compares, writes, reads)
+                outcome = _Transaction(self._nodes, self._history, slot).run(
+                    compares, writes, reads
+                )
             except SlotGone:
                 # An operator removed it; nothing was sent that could still come.
                 self._forget(slot.lease)
@@ -96,7 +100,9 @@ class Commits:
         """Let the slots vanish."""
         if self._lease is not None:
             request = rpc.LeaseRevokeRequest(ID=self._lease[0])
-            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, timeout=1.0)
+            self._nodes.ask(
+                lambda node: node.leases.LeaseRevoke, request, min(1.0, self._nodes.farewell())
+            )
 
     def _forget(self, lease: int) -> None:
         """Use no slot of this lease again."""
@@ -126,8 +132,9 @@ class Commits:
 
 
 class _Transaction:
-    def __init__(self, nodes: Nodes, slot: Slot) -> None:
+    def __init__(self, nodes: Nodes, history: History, slot: Slot) -> None:
         self._nodes = nodes
+        self._history = history
         self._slot = slot
         self._mark = secrets.token_hex(12).encode()
         # Copies that may be on their way.
@@ -136,9 +143,9 @@ class _Transaction:
     def run(self, compares: Sequence[Any], writes: Sequence[Any], reads: Sequence[Any]) -> Outcome:
         slot = self._slot
         request = txn(
-            [unchanged(slot.key, slot.revision), *compares],
+            [unchanged(slot.key, slot.revision), self._history.condition(), *compares],
             [put_op(slot.key, self._mark, slot.lease), *writes],
-            [get_op(slot.key), *reads],
+            [get_op(slot.key), get_op(self._history.key), *reads],
         )
         try:
             answer = self._send(request)
@@ -147,6 +154,7 @@ class _Transaction:
         if answer.succeeded:
             slot.revision = answer.header.revision
             return Outcome(slot.revision)
+        self._history.compare(first_kv(answer.responses[1]))
         happened = self._judge(first_kv(answer.responses[0]))
         if happened is not None:
             return happened
@@ -154,7 +162,7 @@ class _Transaction:
             settled = self._settle()
             if settled is not None:
                 return settled
-        return Outcome(None, answer.responses[1:])
+        return Outcome(None, answer.responses[2:])
 
     def _judge(self, found: Any) -> Outcome | None:
         """An earlier copy's success, if the slot, as it was found, says so."""
@@ -220,7 +228,7 @@ class _Transaction:
                 raise
 
         try:
-            return self._nodes.call(send)
+            return self._history.follow(lambda: self._nodes.call(send))
         except (SessionLost, StoreFull):
             # Leases do not come back: copies fail as well. One for which there was no space may
             # be done all the same: the caller has to look.

@@ -15,9 +15,10 @@ from typing import Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import PxrsError
+from pxrs.errors import Closed, SessionLost, StoreError
 from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
 from pxrs.stores.etcd.commits import Commits
+from pxrs.stores.etcd.history import History
 from pxrs.stores.etcd.lent_sessions import LentEtcdSession, LentSessions
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.stores.etcd.sessions import EtcdSession, lease_of, open_session, session_id
@@ -36,8 +37,9 @@ from pxrs.stores.etcd.wire import (
 from pxrs.stores.findings import Finding
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
-# etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has one of its own. And
-# 1.5 MB in all (--max-request-bytes): what is over that in several values, etcd refuses.
+# etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has two comparisons and a
+# write of its own, and of what it is asked for one at least is a write. And 1.5 MB in all
+# (--max-request-bytes): what is over that in several values, etcd refuses.
 _OPERATIONS = 127
 _LIMITS = Limits(operations=_OPERATIONS, value_bytes=1_100_000)
 _PAGE = 2000
@@ -52,12 +54,15 @@ class EtcdCoord:
         self._clock = clock
         self._folder = f"{settings.prefix}/records/".encode()
         self._nodes = Nodes(settings, clock)
-        self._commits = Commits(self._nodes, f"{settings.prefix}/commits/".encode(), clock)
-        self._watches = Watches(self._nodes, clock)
+        self._history = History(self._nodes, f"{settings.prefix}/history".encode(), self._lose)
+        self._commits = Commits(
+            self._nodes, self._history, f"{settings.prefix}/commits/".encode(), clock
+        )
+        self._watches = Watches(self._nodes, clock, self._folder, self._history.check)
         self._sessions: set[EtcdSession] = set()
         self._lent = LentSessions(self._nodes, clock, f"{settings.prefix}/lent/".encode())
         try:
-            self.get("is anybody there")
+            self._history.check()
         except BaseException:
             self._nodes.close()
             raise
@@ -123,25 +128,35 @@ class EtcdCoord:
         return findings(self._nodes)
 
     def close(self) -> None:
-        """End the sessions of this handle and give up its connections."""
-        with suppress(PxrsError):
-            self._nodes.check_open()
+        """End the sessions of this handle and give up its connections.
+
+        In a forked child nothing: all of it is the parent's, and gRPC can't be used there.
+        """
+        if self._nodes.origin.is_parent:
+            return
+        with suppress(Closed):
             for session in list(self._sessions):
-                session.close()
-            self._commits.close()
+                with suppress(StoreError):
+                    session.close()
+            with suppress(StoreError, SessionLost):
+                self._commits.close()
         self._watches.close()
         self._nodes.close()
+
+    def _lose(self) -> None:
+        """Wake those who wait: what they wait for does not come."""
+        self._watches.give_up()
 
     def _look(self, checks: Sequence[Check]) -> Committed | Conflict:
         """A commit without writes: one read, which may be repeated."""
         request = txn([], [get_op(self._stored(check.key)) for check in checks], [])
-        answer = self._nodes.ask(lambda node: node.kv.Txn, request)
+        answer = self._history.ask(lambda node: node.kv.Txn, request)
         conflict = self._conflict(checks, answer.responses)
         return conflict if conflict.current else Committed({})
 
     def _range(self, request: Any) -> Any:
         """Read, linearizable: etcd asks a quorum by default."""
-        return self._nodes.ask(lambda node: node.kv.Range, request)
+        return self._history.ask(lambda node: node.kv.Range, request)
 
     def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:
         """The versions; and, as far as there is room, that none belongs to a session.
@@ -150,7 +165,7 @@ class EtcdCoord:
         """
         compares = [unchanged(self._stored(check.key), check.version) for check in checks]
         versioned = [self._stored(check.key) for check in checks if check.version]
-        return compares + [unbound(key) for key in versioned][: _OPERATIONS - len(compares)]
+        return compares + [unbound(key) for key in versioned][: _OPERATIONS - 1 - len(compares)]
 
     def _operation(self, write: Write) -> Any:
         key = self._stored(write.key)

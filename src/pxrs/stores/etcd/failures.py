@@ -44,6 +44,16 @@ def translated(error: Any) -> PxrsError:
     code, text = error.code(), error.details() or "no details"
     if code == grpc.StatusCode.NOT_FOUND and "lease" in text:
         return SessionLost("the session is over; open a new one and start again")
+    if "too large" in text or "larger than max" in text:
+        # The second is gRPC's: it does not even pass on what is far above the limit.
+        return InvalidRequest(
+            f"etcd: {text}; commit less at once, or raise etcd's --max-request-bytes "
+            "(1572864 bytes if it is not set)"
+        )
+    if "too many operations" in text:
+        return InvalidRequest(
+            f"etcd: {text}; its --max-txn-ops must be 128, as it is if it is not set, or more"
+        )
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
         if "space" in text:
             return StoreFull(
@@ -51,15 +61,18 @@ def translated(error: Any) -> PxrsError:
                 "then disarm the alarm"
             )
         return StoreBusy(f"etcd: {text}")
-    if "too large" in text:
-        return InvalidRequest(f"etcd: {text}; it takes 1.5 MB in one commit (--max-request-bytes)")
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED) or (
         "user name is empty" in text or "authentication failed" in text
     ):
-        return ConfigError(
-            f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
-            "who needs a role that may read and write the prefix"
-        )
+        return not_allowed(text)
     if remedy(error) is Remedy.ANOTHER_NODE:
         return StoreUnavailable(f"etcd can't be reached: {text}")
     return StoreError(f"etcd: {code.name}: {text}")
+
+
+def not_allowed(text: str) -> ConfigError:
+    """The error that a caller gets when etcd does not let the user do something."""
+    return ConfigError(
+        f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
+        "who needs a role that may read and write the prefix"
+    )

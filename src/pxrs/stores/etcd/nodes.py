@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings, TlsFiles
-from pxrs.errors import Closed, ConfigError, StoreUnavailable
+from pxrs.errors import Closed, ConfigError, PxrsError, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.etcd.failures import Remedy, remedy, translated
 from pxrs.stores.etcd.wire import grpc, rpc
 
 T = TypeVar("T")
+Words = list[tuple[str, str]]
 
 # One try; then the next node is asked.
 _TRY = 2.0
@@ -38,6 +39,8 @@ _OPTIONS = (
     # etcd cuts off who asks more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
+    # Else gRPC asks once a minute where nothing else is sent.
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # Each handle has connections of its own.
@@ -81,6 +84,10 @@ class Node:
         return "it answers again"
 
 
+class Left(Exception):  # noqa: N818 - what happened
+    """Another thread has left this node while this one waited to log in to it."""
+
+
 class Nodes:
     """All nodes; calls go to one of them until it fails."""
 
@@ -92,8 +99,11 @@ class Nodes:
         self._nodes = [Node(host, credentials) for host in settings.hosts]
         self._current = 0
         self._token: str | None = None
-        self._origin = Origin()
+        self._logging_in = threading.Lock()
+        self.origin = Origin()
         self._closed = threading.Event()
+        self._failure: PxrsError | None = None
+        self._farewell: float | None = None
 
     @property
     def timeout(self) -> float:
@@ -101,10 +111,37 @@ class Nodes:
         return self._settings.timeout
 
     def check_open(self) -> None:
-        """Raise `Closed` if it is, or if this is another process than the one that opened it."""
+        """Raise `Closed` if it is, or if this is another process than the one that opened it.
+
+        And the error of `fail`.
+        """
         if self._closed.is_set():
             raise Closed("the store was closed")
-        self._origin.refuse_child()
+        self.origin.refuse_child()
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: PxrsError) -> bool:
+        """Refuse everything from now on; whether this is the first reason to."""
+        with self._lock:
+            first = self._failure is None
+            self._failure = self._failure or error
+        return first
+
+    @property
+    def failed(self) -> bool:
+        """Whether everything is refused, or this process is a fork of the one that opened it."""
+        return self._failure is not None or self.origin.is_parent
+
+    def farewell(self) -> float:
+        """How many seconds may be spent on ending something: `timeout` for all of it together.
+
+        Counted from the first end since a node has answered. What is not ended then ends by itself.
+        """
+        now = self._clock.monotonic()
+        if self._farewell is None:
+            self._farewell = now + self.timeout
+        return max(0.0, self._farewell - now)
 
     def ask(self, method: Callable[[Node], Any], request: Any, timeout: float | None = None) -> Any:
         """The answer to a request, sent as `call` does it."""
@@ -112,9 +149,7 @@ class Nodes:
             lambda node, left, words: method(node)(request, timeout=left, metadata=words), timeout
         )
 
-    def call(
-        self, send: Callable[[Node, float, list[tuple[str, str]]], T], timeout: float | None = None
-    ) -> T:
+    def call(self, send: Callable[[Node, float, Words], T], timeout: float | None = None) -> T:
         """Have `send` sent until a node has answered, or the time is up: `StoreUnavailable`.
 
         It may be sent several times: a request has to be harmless when it is repeated.
@@ -123,17 +158,21 @@ class Nodes:
         deadline = self._clock.monotonic() + (self.timeout if timeout is None else timeout)
         while True:
             node = self.stand(deadline)
-            left = max(0.0, deadline - self._clock.monotonic())
+            words: Words = []
             try:
-                answer = send(node, min(left, _TRY), self.metadata(node, left))
+                words = self.metadata(node, deadline)
+                answer = send(node, self._one_try(deadline), words)
+            except Left:
+                continue
             except grpc.RpcError as error:
-                self._after(node, error, deadline)
+                self._after(node, words, error, deadline)
             except ValueError:
                 # What gRPC raises on a connection that was closed meanwhile.
                 self.check_open()
                 raise
             else:
                 node.stands = True
+                self._farewell = None
                 return answer
 
     def stand(self, deadline: float) -> Node:
@@ -157,45 +196,56 @@ class Nodes:
             if self._nodes[self._current] is node:
                 self._current = (self._current + 1) % len(self._nodes)
 
-    def metadata(self, node: Node, timeout: float) -> list[tuple[str, str]]:
+    def metadata(self, node: Node, deadline: float) -> Words:
         """Words for every request: who we are, and that a node without a leader shall say so.
 
         Logs in if need be.
         """
         words = [("hasleader", "true")]
         if self._settings.user is not None:
-            with self._lock:
-                if self._token is None:
-                    request = rpc.AuthenticateRequest(
-                        name=self._settings.user, password=self._settings.password or ""
-                    )
-                    self._token = node.auth.Authenticate(
-                        request, timeout=max(0.001, min(timeout, _TRY))
-                    ).token
-                words.append(("token", str(self._token)))
+            words.append(("token", self._log_in(node, deadline)))
         return words
 
-    def forget_token(self) -> None:
-        """Log in again before the next request."""
-        self._token = None
+    def forget_token(self, words: Words) -> None:
+        """Log in again before the next request, if no other thread has done so since."""
+        if ("token", self._token) in words:
+            self._token = None
 
     def close(self) -> None:
         """Give up all connections."""
         self._closed.set()
+        self.origin.close()
         for node in self._nodes:
             node.channel.close()
 
-    def _after(self, node: Node, error: Any, deadline: float) -> None:
+    def _log_in(self, node: Node, deadline: float) -> str:
+        # One at a time: etcd makes a login expensive on purpose.
+        with self._logging_in:
+            if self._token is None:
+                if node is not self._nodes[self._current]:
+                    # It did not answer the one before us: don't all wait for it in turn.
+                    raise Left
+                request = rpc.AuthenticateRequest(
+                    name=self._settings.user, password=self._settings.password or ""
+                )
+                answer = node.auth.Authenticate(request, timeout=self._one_try(deadline))
+                self._token = str(answer.token)
+            return self._token
+
+    def _one_try(self, deadline: float) -> float:
+        return max(0.0, min(deadline - self._clock.monotonic(), _TRY))
+
+    def _after(self, node: Node, words: Words, error: Any, deadline: float) -> None:
         """Prepare the next try, or raise the error that the caller gets."""
         self.check_open()
         kind = remedy(error)
         if kind is Remedy.NEW_TOKEN:
-            self.forget_token()
+            self.forget_token(words)
         elif kind is Remedy.ANOTHER_NODE:
             self.leave(node)
-            self._closed.wait(_PAUSE)
         if kind is Remedy.NONE or self._clock.monotonic() >= deadline:
             raise translated(error) from error
+        self._closed.wait(_PAUSE)
 
 
 def _credentials(files: TlsFiles) -> Any:

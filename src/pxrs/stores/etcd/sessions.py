@@ -34,7 +34,7 @@ class EtcdSession:
         self._ended = ended
 
     def renew(self) -> None:
-        if self._over:
+        if self._over or self._nodes.failed:
             raise SessionLost(f"session {self.id} is over; open a new one")
         sent = 0.0
 
@@ -54,14 +54,18 @@ class EtcdSession:
         self._safe_until = max(self._safe_until, sent + self.ttl)
 
     def remaining(self) -> float:
-        return 0.0 if self._over else max(0.0, self._safe_until - self._clock.monotonic())
+        if self._over or self._nodes.failed:
+            return 0.0
+        return max(0.0, self._safe_until - self._clock.monotonic())
 
     def close(self) -> None:
         self._over = True
         self._ended(self)
+        if self._nodes.failed:
+            return
         request = rpc.LeaseRevokeRequest(ID=self._lease)
         try:
-            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request)
+            self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, self._nodes.farewell())
         except SessionLost:
             # It has expired, or an earlier try was applied.
             return

@@ -4,26 +4,41 @@ A watcher is confirmed by the node before `watch` returns, and from then on know
 from which it has to hear everything. A new stream, to whatever node, starts there. Only when
 etcd has compacted that revision away can't it: then the watch starts at what is left and its
 holder is woken, which reads again.
+
+A stream says nothing while nothing changes, and nothing when its node is frozen either. So every
+other second a watcher is made on it that nobody needs: a node that does not even confirm that is
+left. And a node that gives up a watcher gives a reason of which not much can be learned (etcd 3.5.1
+calls an expired token a denied permission): the first time we log in again and begin anew, with
+longer and longer pauses; who waits for a watch to be confirmed is told the second time.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from pxrs.clock import Clock
+from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.errors import PxrsError, StoreUnavailable
 from pxrs.loop import Loop
-from pxrs.stores.etcd.nodes import Nodes
+from pxrs.stores.etcd.failures import Remedy, not_allowed, remedy, translated
+from pxrs.stores.etcd.nodes import Left, Node, Nodes, Words
 from pxrs.stores.etcd.wire import after_prefix, grpc, rpc
 from pxrs.stores.wakeups import LocalWatch
 
+# Between two streams that fail; doubled each time.
 _PAUSE = 0.1
+_LONGEST_PAUSE = 3.2
 _CONNECT = 2.0
+# How often a stream is tried, and how long its node has for an answer.
+_TRIAL = 2.0
+
+
+class Refused(Exception):  # noqa: N818 - what happened
+    """The node has given up a watcher."""
 
 
 @dataclass
@@ -36,6 +51,8 @@ class Watcher:
     confirmed: threading.Event = field(default_factory=threading.Event)
     # The first revision that it has not heard of; 0 before it was confirmed.
     next_revision: int = 0
+    # Why it can't be confirmed.
+    error: PxrsError | None = None
 
     def request(self) -> Any:
         """Asks a node for everything that this watcher has not heard."""
@@ -51,11 +68,14 @@ class Watcher:
 
 
 class Stream:
-    """One gRPC call, and what is still to be sent on it."""
+    """One gRPC call, and what is still to be sent on it. `trial` makes a request to be answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, trial: Callable[[], Any]) -> None:
+        self._trial = trial
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.call: Any = None
+        # Something came since the last trial.
+        self.heard = True
 
     def send(self, request: Any) -> None:
         self._requests.put(request)
@@ -66,22 +86,46 @@ class Stream:
             self.call.cancel()
 
     def requests(self) -> Iterator[Any]:
-        while (request := self._requests.get()) is not None:
+        """What gRPC sends, in a thread of its own; cancels the call when the node is silent."""
+        now = SYSTEM_CLOCK.monotonic
+        due = now()
+        while True:
+            try:
+                request = self._requests.get(timeout=max(0.0, due - now()))
+            except queue.Empty:
+                if not self.heard:
+                    self.call.cancel()
+                    return
+                self.heard = False
+                due = now() + _TRIAL
+                request = self._trial()
+            if request is None:
+                return
             yield request
 
 
 class Watches:
-    """The watches of one handle. A thread listens for them from the first one on."""
+    """The watches of one handle. A thread listens for them from the first one on.
 
-    def __init__(self, nodes: Nodes, clock: Clock) -> None:
+    `check` raises if the cluster is not the one that it was.
+    """
+
+    def __init__(
+        self, nodes: Nodes, clock: Clock, folder: bytes, check: Callable[[], None]
+    ) -> None:
         self._nodes = nodes
         self._clock = clock
+        self._folder = folder
+        self._check = check
         self._lock = threading.RLock()
         self._numbers = count(1)
         self._watchers: dict[int, Watcher] = {}
         self._stream: Stream | None = None
         self._loop = Loop("pxrs-etcd-watch", self._listen)
         self._closed = threading.Event()
+        nodes.origin.on_fork(self._abandon)
+        # Streams in a row that failed, and of these the ones that a node has refused.
+        self._failures = self._refusals = 0
 
     def watch(self, prefixes: list[bytes]) -> LocalWatch:
         """A watch that a node has confirmed for every prefix."""
@@ -107,12 +151,29 @@ class Watches:
         self._loop.wake()
         self._loop.join(_CONNECT)
 
+    def give_up(self) -> None:
+        """Wake every watch, and listen no more: all requests fail."""
+        with self._lock:
+            for watcher in self._watchers.values():
+                watcher.watch.wake()
+            if self._stream is not None:
+                self._stream.end()
+
+    def _abandon(self) -> None:
+        """In a forked child: there is no thread, and the lock may be held for ever."""
+        self._lock = threading.RLock()
+        for watcher in self._watchers.values():
+            watcher.watch.abandon(self._lock)
+        self._watchers, self._stream = {}, None
+
     def _await(self, added: list[Watcher], watch: LocalWatch) -> None:
         deadline = self._clock.monotonic() + self._nodes.timeout
         for watcher in added:
             while not watcher.confirmed.wait(_PAUSE):
                 try:
                     self._nodes.check_open()
+                    if watcher.error is not None:
+                        raise watcher.error
                     if self._clock.monotonic() >= deadline:
                         raise StoreUnavailable("no etcd node has confirmed a watch in time")
                 except PxrsError:
@@ -123,31 +184,58 @@ class Watches:
         for number in [each.number for each in self._watchers.values() if each.watch is watch]:
             del self._watchers[number]
             if self._stream is not None:
-                self._stream.send(
-                    rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=number))
-                )
+                self._stream.send(_cancellation(number))
 
     def _listen(self) -> float | None:
         """Follow one stream, to whatever node; in how many seconds to begin another."""
-        if self._closed.is_set():
+        if self._closed.is_set() or self._nodes.failed:
             return None
+        words: Words = []
+        deadline = self._clock.monotonic() + _CONNECT
         try:
-            node = self._nodes.stand(self._clock.monotonic() + _CONNECT)
-        except PxrsError:
-            return _PAUSE
-        try:
-            self._follow(node)
-        except (grpc.RpcError, ValueError):
-            self._nodes.leave(node)
-            self._nodes.forget_token()
-        return _PAUSE
+            # A watcher would wait for a revision that is far away.
+            self._check()
+            node = self._nodes.stand(deadline)
+            try:
+                words = self._nodes.metadata(node, deadline)
+                self._follow(node, words)
+            except (grpc.RpcError, ValueError) as error:
+                self._nodes.leave(node)
+                self._judge(words, error)
+        except Left:
+            pass
+        except PxrsError as error:
+            if not error.retryable:
+                self._tell(error)
+        except Refused as refused:
+            self._nodes.forget_token(words)
+            self._refusals += 1
+            if self._refusals > 1:
+                self._tell(not_allowed(f"a watch was given up: {refused}"))
+        self._failures += 1
+        return min(_PAUSE * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
 
-    def _follow(self, node: Any) -> None:
+    def _judge(self, words: Words, error: Exception) -> None:
+        """Prepare for the next stream after this one has failed."""
+        if not isinstance(error, grpc.RpcError):
+            return
+        kind = remedy(error)
+        if kind is Remedy.NEW_TOKEN:
+            self._nodes.forget_token(words)
+        elif kind is Remedy.NONE:
+            self._tell(translated(error))
+
+    def _tell(self, error: PxrsError) -> None:
+        """Let those who wait for a watch to be confirmed wait no longer."""
+        with self._lock:
+            for watcher in self._watchers.values():
+                if not watcher.confirmed.is_set():
+                    watcher.error = error
+
+    def _follow(self, node: Node, words: Words) -> None:
         """Read one stream to its end; it ends with an error, or when it is closed."""
-        stream = Stream()
-        stream.call = node.watching.Watch(
-            stream.requests(), metadata=self._nodes.metadata(node, _CONNECT)
-        )
+        stream = Stream(self._trial)
+        stream.call = node.watching.Watch(stream.requests(), metadata=words)
         try:
             with self._lock:
                 if self._closed.is_set():
@@ -156,22 +244,35 @@ class Watches:
                 for watcher in self._watchers.values():
                     stream.send(watcher.request())
             for response in stream.call:
+                stream.heard = True
                 self._hear(stream, response)
         finally:
             with self._lock:
                 self._stream = None
             stream.end()
 
+    def _trial(self) -> Any:
+        # Of a key that no record has.
+        create = rpc.WatchCreateRequest(key=self._folder, watch_id=next(self._numbers))
+        return rpc.WatchRequest(create_request=create)
+
     def _hear(self, stream: Stream, response: Any) -> None:
         with self._lock:
             watcher = self._watchers.get(response.watch_id)
-            if watcher is None:
-                return
             if response.created and not response.canceled:
+                self._failures = self._refusals = 0
+                if watcher is None:
+                    stream.send(_cancellation(response.watch_id))
+                    return
                 if not watcher.next_revision:
                     watcher.next_revision = response.header.revision + 1
                 watcher.confirmed.set()
-            if response.canceled:
+            if response.canceled and not response.compact_revision:
+                if watcher is not None or response.created:
+                    raise Refused(response.cancel_reason)
+            elif watcher is None:
+                return
+            elif response.canceled:
                 self._start_over(stream, watcher, response.compact_revision)
             elif response.events:
                 watcher.next_revision = response.events[-1].kv.mod_revision + 1
@@ -180,11 +281,15 @@ class Watches:
                 watcher.next_revision = max(watcher.next_revision, response.header.revision + 1)
 
     def _start_over(self, stream: Stream, watcher: Watcher, compacted: int) -> None:
-        """Listen from what is left: what it had to hear is gone, or the node gave it up."""
+        """Listen from what is left: what it had to hear is gone."""
         # Under another number: the node does not take one twice on a stream.
         del self._watchers[watcher.number]
         watcher.number = next(self._numbers)
         self._watchers[watcher.number] = watcher
-        watcher.next_revision = compacted or watcher.next_revision
+        watcher.next_revision = compacted
         stream.send(watcher.request())
         watcher.watch.wake()
+
+
+def _cancellation(number: int) -> Any:
+    return rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=number))

@@ -33,6 +33,11 @@ def unchanged(key: bytes, revision: int) -> Any:
     )
 
 
+def has_value(key: bytes, value: bytes) -> Any:
+    """Holds while the key has this value."""
+    return rpc.Compare(target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, key=key, value=value)
+
+
 def exists(key: bytes) -> Any:
     """Holds while the key is there."""
     return rpc.Compare(
