@@ -21,6 +21,7 @@ from pxrs.stores.jetstream.ends import Ends
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topics
+from pxrs.stores.jetstream.turns import Turns
 from pxrs.stores.jetstream.watches import ChangeListener, LogWatch
 from pxrs.stores.jetstream.wire import Wire
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
@@ -110,7 +111,8 @@ class JetStreamLog:
         self._topics = Topics(streams, settings, clock)
         ends = Ends(streams, self._topics)
         self._reading = Reading(streams, ends)
-        self._appending = Appending(streams, self._topics, ends, clock)
+        self._turns = Turns(self._wire, self._topics.bell, settings.timeout)
+        self._appending = Appending(streams, self._topics, ends, self._turns, clock)
         self._listener = ChangeListener(self._run, streams, self._topics)
 
     def create(self, topic_id: str, partitions: int) -> None:
@@ -126,6 +128,7 @@ class JetStreamLog:
 
     def drop(self, topic_id: str) -> None:
         self._run(self._topics.drop(topic_id))
+        self._run(self._turns.forget(topic_id))
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         try:
@@ -169,6 +172,7 @@ class JetStreamLog:
         if not self._thread.usable:
             return
         self._listener.close()
+        self._thread.run(self._turns.close())
         self._thread.run(self._wire.close())
         self._thread.close()
 

@@ -185,6 +185,17 @@ class Wire:
             raise NotSent("no server answers: JetStream is off, or the stream has no leader now")
         return answers
 
+    def tell(self, subject: str, payload: bytes) -> None:
+        """Say something to whoever listens now; lost if there is no connection."""
+        if self._client is not None and self._up.is_set():
+            self._start(self._tell(self._client, subject, payload))
+
+    async def _tell(self, client: Client, subject: str, payload: bytes) -> None:
+        try:
+            await client.publish(subject, payload)
+        except nats.errors.Error as error:
+            _LOG.debug("telling %s: %s", subject, error)
+
     def server_info(self) -> dict[str, Any]:
         """The server's description of itself, from when it was connected to."""
         return dict(self._client._server_info) if self._client is not None else {}
