@@ -18,6 +18,7 @@ from pxrs.forks import Origin
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
 from pxrs.stores.jetstream.ends import Ends
+from pxrs.stores.jetstream.looks import Looks
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topics
@@ -111,6 +112,7 @@ class JetStreamLog:
         self._topics = Topics(streams, settings, clock)
         ends = Ends(streams, self._topics)
         self._reading = Reading(streams, ends)
+        self._looks = Looks(streams, self._reading)
         self._turns = Turns(self._wire, self._topics.bell, settings.timeout)
         self._appending = Appending(streams, self._topics, ends, self._turns, clock)
         self._listener = ChangeListener(self._run, streams, self._topics)
@@ -128,7 +130,11 @@ class JetStreamLog:
 
     def drop(self, topic_id: str) -> None:
         self._run(self._topics.drop(topic_id))
-        self._run(self._turns.forget(topic_id))
+        self._run(self._forget(topic_id))
+
+    async def _forget(self, topic_id: str) -> None:
+        self._looks.forget(topic_id)
+        await self._turns.forget(topic_id)
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         try:
@@ -140,7 +146,7 @@ class JetStreamLog:
         return self._in_part(where, lambda part: self._reading.fetch(part, offset, max_bytes))
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        return self._run(self._topics.using(topic_id, self._reading.bounds))
+        return self._run(self._topics.using(topic_id, self._looks.bounds))
 
     def size(self, where: LogPartition) -> int:
         return self._in_part(where, self._reading.size)

@@ -47,10 +47,13 @@ class Stored(NamedTuple):
     seq: int
     headers: Mapping[str, str]
     data: bytes
+    # Empty where a replica has answered.
+    subject: str = ""
 
 
 class _Message(msgspec.Struct):
     seq: int
+    subject: str = ""
     hdrs: bytes = b""
     data: bytes = b""
 
@@ -63,8 +66,14 @@ class _Acked(Reply):
     seq: int = 0
 
 
-class _State(msgspec.Struct):
+class State(msgspec.Struct, frozen=True):
+    """What a stream holds. It is another one after any change."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
     last_seq: int = 0
+    last_ts: str = ""
 
 
 class _Config(msgspec.Struct):
@@ -76,7 +85,7 @@ class Info(Reply):
     """A stream's description of itself."""
 
     config: _Config | None = None
-    state: _State | None = None
+    state: State | None = None
     # The server's time when it said so.
     ts: datetime | None = None
 
@@ -188,7 +197,7 @@ class Streams:
             return None
         message = got.message
         assert message is not None
-        return Stored(message.seq, parse_headers(message.hdrs), message.data)
+        return Stored(message.seq, parse_headers(message.hdrs), message.data, message.subject)
 
     # From any replica
 
