@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.stores.api import LogStore, Session, Stores
+from pxrs.stores.api import KeepsOwners, LogStore, Session, Stores
 from pxrs.stores.open import open_stores
 from pxrs.testing.conformance import FailingAppend, Rule, doubt_checks, log_checks
 from support.engine_fixtures import started
@@ -30,6 +30,9 @@ class JetStreamLab:
 
     def open(self) -> Stores:
         stores = open_stores("memory://", log=self._url)
+        assert isinstance(stores.log, KeepsOwners)
+        # Each has a coordination of its own, but they stand for handles of one store.
+        stores.log.owned_by(lambda: "the lab's")
         self._opened.append(stores)
         return stores
 
