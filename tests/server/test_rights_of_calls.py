@@ -178,7 +178,8 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
             *(Aim((prefix,)) for prefix in (
                 "", "t", "topics", "tokens/", "tokens/a", "node", "kv/", "kv-heads/", "kv-once/",
                 "members/", "members/bill", "members/billing/", "claims/", "claims/billing/",
-                "history/billing/", "resets/billing/", "relays/billing/", "queues/", "queues/mail/", "/", "apps/",
+                "history/billing/", "resets/billing/", "relays/billing/", "queues/", "queues/mail/",
+                "/", "apps/",
                 "client-sessions/", "members/_pxrs.nodes/",
             )),
         ],
