@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,9 @@ from bench import ours
 from bench.harness import Check, Contestant, Options, Sample, Say, Section, compare
 from bench.workload import PAIRS, PARTITIONS, TOPIC, passes, rounded
 from pxrs.codec.batches import encode
+from pxrs.config import nats_settings, parse_url
 from pxrs.stores.api import LogStore
+from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.types import Append, LogPartition
 
 PEER = "nats-py"
@@ -32,6 +35,7 @@ ROUND_TRIPS = 300
 _PATIENCE = 30.0
 _FETCH = 500
 _POLL = 5_000
+APPENDERS = 16
 
 
 def producing(options: Options, say: Say) -> Section:
@@ -105,6 +109,54 @@ def round_trips(options: Options, say: Say) -> Section:
             result = compare("JetStream appends", contestants, options.rounds, options, say)
     cost = result.cost(contestants[1].name, contestants[0].name)
     return Section([result], [Check("JetStream: append to 8 partitions ÷ to 1, cost", cost, 4, "")])
+
+
+def sharing(options: Options, say: Say) -> Section:
+    """Appends to one partition by one handle, and by sixteen without a pause: they take turns."""
+    seconds = 1.0 if options.quick else 5.0
+    with engines.build("nats") as engine:
+        engine.start()
+        say("JetStream: one handle appends")
+        ((alone, _),) = _append_together(engine.url, 1, seconds)
+        say(f"JetStream: {APPENDERS} handles append")
+        results = _append_together(engine.url, APPENDERS, seconds)
+    counts = [count for count, _ in results]
+    longest = 1000 * max(wait for _, wait in results)
+    name = f"JetStream: {APPENDERS} handles, one partition"
+    return Section(
+        checks=[
+            Check(f"{name}: appends ÷ those of one", sum(counts) / alone, 0.5, "", "at least"),
+            Check(f"{name}: largest share ÷ smallest", max(counts) / max(1, min(counts)), 3, ""),
+            Check(f"{name}: longest wait", longest, 2000, "ms"),
+        ],
+        notes=[f"one: {alone:,} appends in {seconds:g} s; {APPENDERS}: {sum(counts):,}"],
+    )
+
+
+def _append_together(url: str, count: int, seconds: float) -> list[tuple[int, float]]:
+    """For each handle, how often it has appended, and the longest that an append took."""
+    settings = nats_settings(parse_url(f"{url}/b-{secrets.token_hex(4)}"))
+    where = LogPartition(TOPIC, 0)
+    logs = [JetStreamLog(settings) for _ in range(count)]
+    logs[0].create(TOPIC, 1)
+
+    def keep_appending(log: LogStore) -> tuple[int, float]:
+        waits: list[float] = []
+        began = perf_counter()
+        while (now := perf_counter()) < began + seconds:
+            (outcome,) = log.append([Append(where, encode([(b"key", b"value", [], 1_000)]))])
+            if isinstance(outcome, Exception):
+                raise outcome
+            waits.append(perf_counter() - now)
+        return len(waits), max(waits)
+
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(keep_appending, logs))
+    finally:
+        logs[0].drop(TOPIC)
+        for log in logs:
+            log.close()
 
 
 # pxrs
@@ -234,4 +286,5 @@ PARTS: dict[str, Callable[[Options, Say], Section]] = {
     "jetstream single": single,
     "jetstream consuming": consuming,
     "jetstream appends": round_trips,
+    "jetstream sharing": sharing,
 }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
+# A slow link takes so much before it has passed it on, and passes it on so often in a second.
+_LITTLE = 1 << 14
+_OFTEN = 50
 
 
 class Proxy:
@@ -40,6 +44,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
         self._refusing = False
+        self._rate = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -51,6 +56,11 @@ class Proxy:
         self._asked.clear()
         self._requests_flow.clear()
         self._answers_flow.clear()
+
+    def slow(self, bytes_per_second: int) -> None:
+        """New connections pass at most so much, in each direction."""
+        self._rate = bytes_per_second
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
 
     def hold_answers(self) -> None:
         """Requests pass, answers do not."""
@@ -157,8 +167,13 @@ class Proxy:
             threading.Thread(target=self._pass, args=(source, goal, flow), daemon=True).start()
 
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
+        chunk = max(1, self._rate // _OFTEN) if self._rate else _CHUNK
+        if self._rate:
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
         with suppress(OSError):
-            while data := source.recv(_CHUNK):
+            while data := source.recv(chunk):
+                if self._rate:
+                    time.sleep(len(data) / self._rate)
                 struck = False
                 if flow is self._requests_flow:
                     with self._lock:

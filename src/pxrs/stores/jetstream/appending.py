@@ -1,5 +1,8 @@
 """Appending: one publish at a time per partition, all partitions at once.
 
+The appends of one process to a partition go one after the other, in the order in which they came;
+those of several processes take turns (`turns.py`).
+
 A publish names the sequence of the subject's last message, which it was built for. So at most
 one try of a batch is stored, whatever became of the answers: a sequence that was passed never
 comes back. What the last message says of the producers decides whether a batch is there already.
@@ -16,8 +19,8 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.core.sequences import Duplicate, Fresh, judge
 from pxrs.errors import (
@@ -44,6 +47,7 @@ from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, Stale, passing, trans
 from pxrs.stores.jetstream.strays import entry_of
 from pxrs.stores.jetstream.streams import ROLLUP, TRY, TTL, Streams
 from pxrs.stores.jetstream.topics import Part, Topics
+from pxrs.stores.jetstream.turns import Line, Turns
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Append, Appended, Batch, LogPartition
 
@@ -51,21 +55,23 @@ from pxrs.types import Append, Appended, Batch, LogPartition
 _PUBLISH = 3.0
 # The most that headers take: the states of some producers, and numbers.
 _HEADER_ROOM = 2304
-_SOON = 0.004
 # How much longer than the others a partition may take before its outcome is called unknown.
 _COMPANY = 1.0
 
 
-_Append = Callable[[Part, Batch], Awaitable[Appended | PxrsError]]
+_Append = Callable[[Part, "_Place", Batch], Awaitable[Appended | PxrsError]]
 
 
 class Appending:
     """Appends to the partitions of streams."""
 
-    def __init__(self, streams: Streams, topics: Topics, ends: Ends, clock: Clock) -> None:
+    def __init__(
+        self, streams: Streams, topics: Topics, ends: Ends, turns: Turns, clock: Clock
+    ) -> None:
         self._streams = streams
         self._topics = topics
         self._ends = ends
+        self._turns = turns
         self._clock = clock
         # Partitions that kept the last call waiting, and what is still under way for them.
         self._late: set[LogPartition] = set()
@@ -77,7 +83,13 @@ class Appending:
         for number, append in enumerate(appends):
             numbers.setdefault(append.where, []).append(number)
         works = [
-            _Work(self._topics, where, [appends[number].batch for number in those], self._one)
+            _Work(
+                self._topics,
+                self._turns,
+                where,
+                [appends[number].batch for number in those],
+                self._one,
+            )
             for where, those in numbers.items()
         ]
         await self._carry_out(works)
@@ -122,9 +134,9 @@ class Appending:
         task.add_done_callback(self._left.discard)
         return True
 
-    async def _one(self, part: Part, batch: Batch) -> Appended | PxrsError:
+    async def _one(self, part: Part, place: _Place, batch: Batch) -> Appended | PxrsError:
         """Append one batch, or say why not. Raises `Stale` only."""
-        attempt = _Attempt(self._streams, self._ends, self._clock, part, batch)
+        attempt = _Attempt(self._streams, self._ends, self._clock, part, place, batch)
         try:
             validate_batch(batch)
             return await attempt.run()
@@ -138,11 +150,19 @@ class Appending:
             return unknown
 
 
+class _Place(NamedTuple):
+    """A call's place among those that append to a partition: its process's line, and since when."""
+
+    line: Line
+    since: float
+
+
 @dataclass
 class _Work:
     """The batches of one call for one partition, one after the other."""
 
     topics: Topics
+    turns: Turns
     where: LogPartition
     batches: Sequence[Batch]
     append: _Append
@@ -160,17 +180,28 @@ class _Work:
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
 
     async def _append_all(self, part: Part) -> None:
+        since = asyncio.get_running_loop().time()
         async with part.lock:
-            while not self.is_left and len(self.outcomes) < len(self.batches):
-                self.under_way = True
-                try:
-                    outcome = await self.append(part, self.batches[len(self.outcomes)])
-                finally:
-                    self.under_way = False
-                self.outcomes.append(outcome)
-                if _comes_again(outcome):
-                    # What follows it must not come first.
-                    return
+            place = _Place(await self.turns.line(self.where), since)
+            try:
+                await self._append_in_turn(part, place)
+            finally:
+                place.line.rest()
+
+    async def _append_in_turn(self, part: Part, place: _Place) -> None:
+        while not self.is_left and len(self.outcomes) < len(self.batches):
+            if await place.line.turn(place.since):
+                # The end that is known is an old one.
+                part.tail = None
+            self.under_way = True
+            try:
+                outcome = await self.append(part, place, self.batches[len(self.outcomes)])
+            finally:
+                self.under_way = False
+            self.outcomes.append(outcome)
+            if _comes_again(outcome):
+                # What follows it must not come first.
+                return
 
     @property
     def finished(self) -> bool:
@@ -203,6 +234,7 @@ class _Attempt:
     ends: Ends
     clock: Clock
     part: Part
+    place: _Place
     batch: Batch
     writer: str = field(default_factory=partial(secrets.token_hex, 6))
     # The end for which the first try without an answer was built.
@@ -227,8 +259,10 @@ class _Attempt:
         """Try until there is an answer; `StoreError` if that can't be had."""
         patience = self.streams.patience()
         fresh = False
+        now = asyncio.get_running_loop().time
         while True:
             delay: float | None = None
+            began = now()
             try:
                 last = await self._last(fresh=fresh)
                 outcome = await self._find_mine(last) or await self._publish(last)
@@ -236,8 +270,9 @@ class _Attempt:
                     return outcome
                 # Overtaken; or to be refused, which has to be said by what is there now.
                 why: Exception = _Overtaken("others append to this partition all the time")
-                # Who was overtaken comes back soon, but not all at once.
-                delay = CHANCE.uniform(0, _SOON)
+                if outcome is None:
+                    await self.place.line.overtaken(self.place.since, now() - began)
+                delay = 0
             except NotSent as error:
                 await self.streams.require(self.part.stream)
                 why = error

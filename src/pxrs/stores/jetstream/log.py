@@ -18,9 +18,11 @@ from pxrs.forks import Origin
 from pxrs.stores.findings import Finding
 from pxrs.stores.jetstream.appending import Appending
 from pxrs.stores.jetstream.ends import Ends
+from pxrs.stores.jetstream.looks import Looks
 from pxrs.stores.jetstream.reading import Reading
 from pxrs.stores.jetstream.streams import Streams
 from pxrs.stores.jetstream.topics import Part, Topics
+from pxrs.stores.jetstream.turns import Turns
 from pxrs.stores.jetstream.watches import ChangeListener, LogWatch
 from pxrs.stores.jetstream.wire import Wire
 from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
@@ -110,7 +112,9 @@ class JetStreamLog:
         self._topics = Topics(streams, settings, clock)
         ends = Ends(streams, self._topics)
         self._reading = Reading(streams, ends)
-        self._appending = Appending(streams, self._topics, ends, clock)
+        self._looks = Looks(streams, self._reading)
+        self._turns = Turns(self._wire, self._topics.bell, settings.timeout)
+        self._appending = Appending(streams, self._topics, ends, self._turns, clock)
         self._listener = ChangeListener(self._run, streams, self._topics)
 
     def create(self, topic_id: str, partitions: int) -> None:
@@ -126,6 +130,11 @@ class JetStreamLog:
 
     def drop(self, topic_id: str) -> None:
         self._run(self._topics.drop(topic_id))
+        self._run(self._forget(topic_id))
+
+    async def _forget(self, topic_id: str) -> None:
+        self._looks.forget(topic_id)
+        await self._turns.forget(topic_id)
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         try:
@@ -137,7 +146,7 @@ class JetStreamLog:
         return self._in_part(where, lambda part: self._reading.fetch(part, offset, max_bytes))
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        return self._run(self._topics.using(topic_id, self._reading.bounds))
+        return self._run(self._topics.using(topic_id, self._looks.bounds))
 
     def size(self, where: LogPartition) -> int:
         return self._in_part(where, self._reading.size)
@@ -169,6 +178,7 @@ class JetStreamLog:
         if not self._thread.usable:
             return
         self._listener.close()
+        self._thread.run(self._turns.close())
         self._thread.run(self._wire.close())
         self._thread.close()
 

@@ -7,7 +7,7 @@ nothing" counts when the leader says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,7 +17,7 @@ from pxrs.stores.jetstream.entries import Entry, Floor, above, below
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
 from pxrs.stores.jetstream.strays import entry_of
 from pxrs.stores.jetstream.streams import Stored, Streams
-from pxrs.stores.jetstream.topics import AT_ONCE, Part, Topic, publish_floor
+from pxrs.stores.jetstream.topics import AT_ONCE, Part, publish_floor
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Bounds, Fetched, StoredBatch
 
@@ -29,16 +29,16 @@ class Reading:
         self._streams = streams
         self._ends = ends
 
-    async def bounds(self, topic: Topic) -> dict[int, Bounds]:
+    async def bounds(self, parts: Iterable[Part]) -> dict[int, Bounds]:
+        """Ask each of these partitions of a topic for its offsets."""
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def one(part: Part) -> Bounds:
+        async def one(part: Part) -> tuple[int, Bounds]:
             async with limit:
                 floor, tail = await self._ends.both(part)
-                return Bounds(floor.start, max(floor.start, tail.next))
+                return part.number, Bounds(floor.start, max(floor.start, tail.next))
 
-        found = await asyncio.gather(*map(one, topic.parts))
-        return dict(enumerate(found))
+        return dict(await asyncio.gather(*map(one, parts)))
 
     async def size(self, part: Part) -> int:
         floor, tail = await self._ends.both(part)

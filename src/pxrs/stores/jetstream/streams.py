@@ -38,7 +38,13 @@ TRY = 2.0
 _GETS_AROUND = 0.2
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 _MOST_AT_ONCE = 256
+# How many bytes are asked for at once: fewer where they take long to come. A server breaks the
+# connection of a client that does not take what it has for it within ten seconds.
 _MOST_BYTES = 8 * 2**20
+_FIRST_BYTES = 2**20
+_LEAST_BYTES = 2**14
+_SOON = 0.5
+_LATE = 2.0
 
 
 class Stored(NamedTuple):
@@ -47,10 +53,13 @@ class Stored(NamedTuple):
     seq: int
     headers: Mapping[str, str]
     data: bytes
+    # Empty where a replica has answered.
+    subject: str = ""
 
 
 class _Message(msgspec.Struct):
     seq: int
+    subject: str = ""
     hdrs: bytes = b""
     data: bytes = b""
 
@@ -63,8 +72,14 @@ class _Acked(Reply):
     seq: int = 0
 
 
-class _State(msgspec.Struct):
+class State(msgspec.Struct, frozen=True):
+    """What a stream holds. It is another one after any change."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
     last_seq: int = 0
+    last_ts: str = ""
 
 
 class _Config(msgspec.Struct):
@@ -76,7 +91,7 @@ class Info(Reply):
     """A stream's description of itself."""
 
     config: _Config | None = None
-    state: _State | None = None
+    state: State | None = None
     # The server's time when it said so.
     ts: datetime | None = None
 
@@ -95,6 +110,7 @@ class Streams:
         root = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
         self._stream_api = f"{root}.STREAM"
         self._direct = f"{root}.DIRECT.GET"
+        self._read_bytes = _FIRST_BYTES
 
     # Streams
 
@@ -188,7 +204,7 @@ class Streams:
             return None
         message = got.message
         assert message is not None
-        return Stored(message.seq, parse_headers(message.hdrs), message.data)
+        return Stored(message.seq, parse_headers(message.hdrs), message.data, message.subject)
 
     # From any replica
 
@@ -196,17 +212,26 @@ class Streams:
         self, name: str, subject: str, seq: int, count: int, max_bytes: int
     ) -> tuple[list[Stored], int]:
         """Messages from a sequence on, and how many there are after them."""
-        which = {
-            "seq": max(1, seq),
-            "next_by_subj": subject,
-            "batch": min(count, _MOST_AT_ONCE),
-            "max_bytes": max(1, min(max_bytes, _MOST_BYTES)),
-        }
-        payload = msgspec.json.encode(which)
+        now = asyncio.get_running_loop().time
 
         async def attempt() -> tuple[list[Stored], int]:
-            subject = f"{self._direct}.{name}"
-            *messages, end = await self.wire.request(subject, payload, TRY, many=True)
+            size = max(1, min(max_bytes, self._read_bytes))
+            which = {
+                "seq": max(1, seq),
+                "next_by_subj": subject,
+                "batch": min(count, _MOST_AT_ONCE),
+                "max_bytes": size,
+            }
+            payload = msgspec.json.encode(which)
+            began = now()
+            try:
+                *messages, end = await self.wire.request(
+                    f"{self._direct}.{name}", payload, TRY, many=True
+                )
+            except NoAnswer:
+                self._adapt(size, _LATE)
+                raise
+            self._adapt(size, now() - began)
             status = status_of(end)
             if status not in ("204", "404"):
                 raise StoreError(f"NATS answered a read with status {status}")
@@ -219,6 +244,13 @@ class Streams:
             return found, pending
 
         return await self._patiently(name, attempt)
+
+    def _adapt(self, size: int, took: float) -> None:
+        """Ask for more at once where that much came soon, for less where it came late."""
+        if took >= _LATE:
+            self._read_bytes = max(_LEAST_BYTES, min(self._read_bytes, size // 2))
+        elif took < _SOON and size == self._read_bytes:
+            self._read_bytes = min(_MOST_BYTES, 2 * size)
 
     # Writing
 

@@ -147,9 +147,13 @@ class Topics:
         self._clock = clock
         self._found: dict[str, Topic] = {}
 
+    def bell(self, topic_id: str) -> str:
+        """What the subjects of a topic begin with that nothing is stored under."""
+        return f"{self._settings.prefix}-bell.{token(topic_id)}"
+
     def hints(self, where: LogPartition) -> str:
         """The subject on which the server announces a partition's new batches."""
-        return f"{self._settings.prefix}-bell.{token(where.topic_id)}.{where.partition}"
+        return f"{self.bell(where.topic_id)}.{where.partition}"
 
     def stream(self, topic_id: str) -> str:
         """The name of a topic's stream."""
@@ -267,7 +271,6 @@ class Topics:
         return ServerTime(int(info.ts.timestamp() * 1000), self._clock.monotonic())
 
     def _config(self, topic_id: str, root: str, partitions: int) -> dict[str, Any]:
-        hints = f"{self._settings.prefix}-bell.{token(topic_id)}"
         return {
             "subjects": [f"{root}.>"],
             "storage": "file",
@@ -282,7 +285,7 @@ class Topics:
             "deny_delete": True,
             "republish": {
                 "src": f"{root}.b.*",
-                "dest": f"{hints}.{{{{wildcard(1)}}}}",
+                "dest": f"{self.bell(topic_id)}.{{{{wildcard(1)}}}}",
                 "headers_only": True,
             },
             "metadata": {

@@ -25,6 +25,7 @@ import nats
 from pxrs.chance import CHANCE
 from pxrs.config import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
+from pxrs.stores.jetstream import link
 
 _LOG = logging.getLogger("pxrs.nats")
 _LEAST_VERSION = (2, 11)
@@ -34,6 +35,8 @@ _NO_RESPONDERS = "503"
 _PAUSE = 0.2
 _PING_EVERY = 1.5
 _PING_PATIENCE = 4
+# Nothing has moved for so long when an answer is overdue: it is not waited for.
+_SILENCE = 1.0
 
 
 class NotSent(Exception):  # noqa: N818 - not an error by itself: it is tried again
@@ -76,6 +79,10 @@ class _Call:
         self.done: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
         self._many = many
         self._answers: list[Msg] = []
+
+    @property
+    def heard(self) -> int:
+        return len(self._answers)
 
     def take(self, message: Msg) -> None:
         if self.done.done():
@@ -161,7 +168,8 @@ class Wire:
     ) -> list[Msg]:
         """The answers; one, or with `many` all up to and including one that has a status.
 
-        Raises `NotSent` if no server got it, `NoAnswer` if one may have.
+        Raises `NotSent` if no server got it, `NoAnswer` if one may have. `timeout` counts from when
+        the server has got it, or from the last of many answers, however slow the link is.
         """
         client = self._client
         if client is None or not self._up.is_set():
@@ -175,15 +183,50 @@ class Wire:
                 )
             except nats.errors.Error as error:
                 raise NotSent(str(error)) from error
-            async with asyncio.timeout(timeout):
-                answers = await call.done
-        except TimeoutError:
-            raise NoAnswer(f"no answer within {timeout:g} s") from None
+            answers = await self._answers(client, call, timeout)
         finally:
             del self._calls[token]
         if status_of(answers[0]) == _NO_RESPONDERS:
             raise NotSent("no server answers: JetStream is off, or the stream has no leader now")
         return answers
+
+    async def _answers(self, client: Client, call: _Call, timeout: float) -> list[Msg]:
+        """Wait until they have come, or can't be on the link any more.
+
+        The answer to a ping says that the server has got the request, and that what it had for us
+        has come. If that takes its time, the request gets its time from then on. The second ping
+        says that an answer of that time would have come, too.
+        """
+        now = asyncio.get_running_loop().time
+        for _ in range(2):
+            heard = -1
+            while heard < call.heard and not call.done.done():
+                heard = call.heard
+                await asyncio.wait({call.done}, timeout=timeout)
+            if not call.done.done():
+                asked = now()
+                try:
+                    is_alive = await link.answers(client, _SILENCE, call.done)
+                except (nats.errors.Error, OSError):
+                    is_alive = False
+                # nats-py's pings overtake what it has not handed to the system yet.
+                is_idle = now() - asked < timeout / 4 and not client.pending_data_size
+                if not call.done.done() and (not is_alive or is_idle):
+                    break
+            if call.done.done():
+                return call.done.result()
+        raise NoAnswer(f"no answer within {timeout:g} s")
+
+    def tell(self, subject: str, payload: bytes) -> None:
+        """Say something to whoever listens now; lost if there is no connection."""
+        if self._client is not None and self._up.is_set():
+            self._start(self._tell(self._client, subject, payload))
+
+    async def _tell(self, client: Client, subject: str, payload: bytes) -> None:
+        try:
+            await client.publish(subject, payload)
+        except nats.errors.Error as error:
+            _LOG.debug("telling %s: %s", subject, error)
 
     def server_info(self) -> dict[str, Any]:
         """The server's description of itself, from when it was connected to."""
@@ -205,11 +248,11 @@ class Wire:
             except nats.errors.Error as error:
                 _LOG.debug("unsubscribing %s: %s", subject, error)
 
-    async def settle(self, timeout: int = 1) -> None:
-        """Until the server has seen what was sent before; at most this long."""
+    async def settle(self) -> None:
+        """Until the server has seen what was sent before, or nothing moves any more."""
         if self._client is not None and self._up.is_set():
             try:
-                await self._client.flush(timeout)
+                await link.answers(self._client, _SILENCE)
             except (nats.errors.Error, OSError) as error:
                 _LOG.debug("flush: %s", error)
 
@@ -342,9 +385,11 @@ class Wire:
             if client is None or not self._up.is_set():
                 continue
             try:
-                await client.flush(_PING_PATIENCE)
+                is_alive = await link.answers(client, _PING_PATIENCE)
             except (nats.errors.Error, OSError) as error:
                 self._last_error = error
+                is_alive = False
+            if not is_alive:
                 self._lose(client)
 
     async def _discard(self, client: Client) -> None:
