@@ -163,9 +163,13 @@ class Streams:
                     return
                 await patience.pause(error)
 
-    async def purge(self, name: str, subject: str, before: int) -> None:
-        """Remove the messages of a subject with sequences below `before`."""
-        await self._ask("PURGE", name, {"filter": subject, "seq": before}, Reply, there=True)
+    async def purge(self, name: str, subject: str, before: int | None = None) -> None:
+        """Remove the messages of a subject, those with sequences below `before` if that is given.
+
+        Answered when a majority of the replicas has agreed.
+        """
+        which = {"filter": subject} if before is None else {"filter": subject, "seq": before}
+        await self._ask("PURGE", name, which, Reply, there=True)
 
     # From the leader
 
