@@ -241,6 +241,9 @@ class Topics:
         if found is None:
             looked_up = await self._look_up(topic_id)
             if looked_up is None:
+                await self._streams.require_majority()
+                looked_up = await self._look_up(topic_id)
+            if looked_up is None:
                 raise TopicNotFound(topic_id)
             # Another task may have found it meanwhile: locks have to be the same for all.
             found = self._found.get(topic_id)
