@@ -24,6 +24,7 @@ PxrsError
 │   ├── StoreReadOnly           the store can't be written
 │   ├── StoreDamaged            the engine says its own data is broken
 │   ├── SchemaMismatch          made by another version of pxrs
+│   ├── MessagesLost            the engine lost messages that were read already
 │   ├── SourceChanged           a table was truncated or made anew under a virtual topic
 │   └── OutcomeUnknown          the write may or may not have happened, and reading back can't tell
 ├── DamagedBatch              a stored batch fails its checksum; .next_offset is where to continue
@@ -257,6 +258,41 @@ class StoreReadOnly(StoreError):
 
 class StoreDamaged(StoreError):
     """The engine reports its own data as broken."""
+
+
+class MessagesLost(StoreError):
+    """The engine lost messages that were read from it, and gives their offsets to new ones.
+
+    Reading on would pass over the new ones in silence, so pxrs goes on only where it is told to.
+    `offset` is how far the partition was read or committed; `start` and `end` are what it holds
+    now, None if it is not there at all.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, start: int | None, end: int | None
+    ) -> None:
+        if end is None:
+            found = "is not there any more, though nobody has deleted the topic"
+            what_to_do = "delete the topic and create it again"
+        elif end < offset:
+            found = f"ends at {end} now"
+            what_to_do = f"seek, or reset the group, to {end} or to an earlier offset"
+        else:
+            found = "has other messages there now"
+            what_to_do = (
+                "reset the group to a time before the loss, or seek to "
+                f"{offset} to leave out what was sent in place of the lost messages"
+            )
+        super().__init__(
+            f"{topic!r} partition {partition} was read up to offset {offset} and {found}: the "
+            "engine lost messages that it had acknowledged (restored from a backup, or crashed "
+            f"before it synced); to go on, {what_to_do}"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.start = start
+        self.end = end
 
 
 class SourceChanged(StoreError):

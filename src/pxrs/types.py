@@ -229,11 +229,17 @@ class Appended(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch as the log keeps it; `next` is the offset after its last message."""
+    """A batch as the log keeps it; `next` is the offset after its last message.
+
+    `id` and `after` are for logs whose engine may lose the last batches and give their offsets
+    again: its own name, and that of the batch before it. Empty where they are not known.
+    """
 
     base: int
     next: int
     data: bytes
+    id: str = ""
+    after: str = ""
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 import pxrs
 from pxrs.config import nats_settings, parse_url
-from pxrs.errors import StoreFull
+from pxrs.errors import OffsetOutOfRange, StoreFull
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import Append, Appended, Bounds, LogPartition
@@ -21,13 +21,13 @@ A_LOT = 1 << 30
 _ROOM = 1 << 20
 
 
-def full_one(new_engine: NewEngine) -> str:
-    """The URL of a server that keeps little."""
+def full_one(new_engine: NewEngine, nodes: int = 1) -> str:
+    """The URL of servers that keep little."""
     account = {
         "jetstream": {"max_file": _ROOM, "max_mem": 0},
         "users": [{"user": "a", "password": "a"}],
     }
-    engine = new_engine("nats", settings={"accounts": {"A": account}})
+    engine = new_engine("nats", nodes=nodes, settings={"accounts": {"A": account}})
     return engine.url.replace("nats://", "nats://a:a@")
 
 
@@ -81,3 +81,14 @@ def _send_until_full(px: pxrs.Pxrs) -> int:
             sent += 1
     assert isinstance(caught.value.__cause__, StoreFull)
     return sent
+
+
+def test_a_full_cluster_tells_where_a_partition_ends(new_engine: NewEngine) -> None:
+    url = f"{full_one(new_engine, nodes=3)}?replicas=3"
+    with closing(JetStreamLog(nats_settings(parse_url(url)))) as log:
+        log.create("t-1", 1)
+        end = fill(log)
+        with pytest.raises(OffsetOutOfRange) as told:
+            log.fetch(HERE, end + 5, 1)
+        assert (told.value.start, told.value.end) == (0, end)
+        assert len(values_in(log, HERE)) == end

@@ -28,6 +28,7 @@ SAMPLES: list[PxrsError] = [
     errors.GroupNotFound("billing"),
     errors.GroupNotEmpty("billing", ("a", "b")),
     errors.OffsetOutOfRange("orders", 3, 5, 10, 20),
+    errors.MessagesLost("orders", 3, 25, 10, 20),
     errors.DamagedBatch("orders", 3, 5, 9, "the checksum is wrong"),
     errors.Fenced("not yours any more", [TopicPartition("orders", 3)]),
     errors.Displaced("another process has this name"),

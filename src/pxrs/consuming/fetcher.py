@@ -8,21 +8,24 @@ again and again, until a seek past it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
 from pxrs.config import ConsumerSettings
+from pxrs.consuming.continuity import LastRead, goes_on, last_read
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
 from pxrs.decoding import Decoder, cut, sized_messages_of
-from pxrs.errors import Fenced, NoCheckpoint, OffsetOutOfRange, TopicNotFound
+from pxrs.errors import Fenced, MessagesLost, NoCheckpoint, OffsetOutOfRange, TopicNotFound
 from pxrs.stores.api import FetchesMany, LogStore, SettlesLate
 from pxrs.topics import is_virtual, named
 from pxrs.types import Bounds, Fetched, Message
 
+_LOG = logging.getLogger("pxrs.groups")
 # Fetching from a partition at its end costs no more than asking so many together for their
 # ends: 8 where the store is a file, more over a network.
 _ASK_TOGETHER = 32
@@ -40,8 +43,14 @@ class _Place(NamedTuple):
 class _Troubles:
     """The failures of one round. The partition whose turn it is, `first`, raises at once."""
 
-    def __init__(self, first: OwnedPartition | None, topic_gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        first: OwnedPartition | None,
+        is_deleted: Callable[[OwnedPartition], bool],
+        topic_gone: Callable[[], None],
+    ) -> None:
         self.first = first
+        self._is_deleted = is_deleted
         self._topic_gone = topic_gone
         self.owned: OwnedPartition | None = None
         self.error: Exception | None = None
@@ -49,10 +58,7 @@ class _Troubles:
     def attempt(self, owned: OwnedPartition, work: Callable[[], bool]) -> bool:
         """Run the work and return its result; false if it failed."""
         try:
-            return work()
-        except TopicNotFound:
-            # The topic was deleted under us; the next look will notice and drop the partition.
-            self._topic_gone()
+            return self._try(owned, work)
         except Fenced:
             # Lost while its checkpoint was moved: it has left the table.
             return False
@@ -62,6 +68,17 @@ class _Troubles:
             if owned is self.first:
                 raise
         return False
+
+    def _try(self, owned: OwnedPartition, work: Callable[[], bool]) -> bool:
+        try:
+            return work()
+        except TopicNotFound as error:
+            if not self._is_deleted(owned):
+                # Whoever deletes a topic says so first, and drops its messages then.
+                raise MessagesLost(*owned.part, max(owned.position, 0), None, None) from error
+            # The topic was deleted under us; the next look will notice and drop the partition.
+            self._topic_gone()
+            return False
 
 
 class Fetcher:
@@ -75,6 +92,7 @@ class Fetcher:
         decoder: Decoder,
         pin: Callable[[Mapping[OwnedPartition, int]], None],
         skip: Callable[[OwnedPartition, int, str], None],
+        is_deleted: Callable[[OwnedPartition], bool],
     ) -> None:
         self._log = log
         self._table = table
@@ -85,6 +103,8 @@ class Fetcher:
         self._pin = pin
         # Sets the checkpoint to another offset, and says why.
         self._skip = skip
+        # Whether the partition's topic was deleted.
+        self._is_deleted = is_deleted
         # The partition whose error was put off because others had messages: it is told next.
         self._put_off: OwnedPartition | None = None
         # What keeps a partition from being read, as of the last time. For the consumer's health.
@@ -93,17 +113,23 @@ class Fetcher:
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
         """Fill empty buffers, as far as the settings go; true if anything came."""
         self._table.forget_idle(self._settings.prefetch_bytes)
-        troubles = _Troubles(self._put_off, topic_gone)
+        troubles = _Troubles(self._put_off, self._is_deleted, topic_gone)
         self._put_off = None
         try:
             came = self._fill_all(self._table.hungry(), troubles)
         finally:
-            self.trouble = troubles.error
+            self._note(troubles.error)
         if troubles.error is not None:
             if not came:
                 raise troubles.error
             self._put_off = troubles.owned
         return came
+
+    def _note(self, trouble: Exception | None) -> None:
+        """Keep the trouble for the health; that messages were lost is logged, once."""
+        if isinstance(trouble, MessagesLost) and str(trouble) != str(self.trouble):
+            _LOG.error("group %s: %s", self._settings.group, trouble)
+        self.trouble = trouble
 
     def _fill_all(self, hungry: list[OwnedPartition], troubles: _Troubles) -> bool:
         if troubles.first is not None:
@@ -148,6 +174,9 @@ class Fetcher:
             self._start(owned, *bounds)
             started = owned.started
         owned.end = bounds.end
+        if owned.end < owned.position and not is_virtual(owned.where.topic_id):
+            # The end may be an old one, or messages were lost: a fetch tells.
+            return started
         return started and owned.end > owned.position
 
     def _bounds(self, owned: OwnedPartition, known: dict[str, Mapping[int, Bounds]]) -> Bounds:
@@ -235,6 +264,9 @@ class Fetcher:
             return False
         messages: list[Message] = []
         position = place.position
+        if not goes_on(owned.last_read, position, fetched.batches[0]):
+            raise MessagesLost(*owned.part, position, fetched.start, fetched.end)
+        last: LastRead | None = None
         try:
             for batch in fetched.batches:
                 if owned.size >= room and messages:
@@ -242,24 +274,20 @@ class Fetcher:
                 found, size = sized_messages_of(batch, owned.fence)
                 owned.size += size
                 self._decoder.deserialize_into(messages, cut(found, position))
-                position = batch.next
+                position, last = batch.next, last_read(batch)
         except Exception:
             if not messages:
                 raise
             position = messages[-1].offset + 1
-        came = self._table.fill(owned, place.turn, messages, position)
+        came = self._table.fill(owned, place.turn, messages, position, last)
         # A source may have had nothing for this partition so far, and more behind that.
         return came or (not messages and place.position < position < fetched.end)
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
         """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""
         if owned.checkpoint is not None:
-            if start <= owned.checkpoint <= end:
+            if start <= owned.checkpoint <= end or self._is_there(owned, owned.checkpoint):
                 self._table.start(owned, owned.checkpoint)
-            else:
-                self._out_of_range(
-                    owned, OffsetOutOfRange(*owned.part, owned.checkpoint, start, end)
-                )
             return
         if self._settings.start == "error":
             raise NoCheckpoint(
@@ -271,13 +299,26 @@ class Fetcher:
         if self._settings.start != "latest":
             self._table.start(owned, start)
 
+    def _is_there(self, owned: OwnedPartition, offset: int) -> bool:
+        """Whether the log, asked for this very offset, holds it: bounds may be a moment old."""
+        try:
+            self._log.fetch(owned.where, offset, 1)
+        except OffsetOutOfRange as error:
+            self._out_of_range(owned, error)
+            return False
+        return True
+
     def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
         """Raise because the next message is gone, or skip it, as the settings say.
 
-        True: it is worth looking again at once.
+        True: it is worth looking again at once. Retention takes what is old: what is gone at the
+        other end was lost, and no policy is for that.
         """
+        is_past_the_end = error.offset > error.end
+        if is_past_the_end and not is_virtual(owned.where.topic_id):
+            raise MessagesLost(*owned.part, error.offset, error.start, error.end) from error
         policy = self._settings.on_trimmed
-        if policy == "error":
+        if policy == "error" or is_past_the_end:
             # The log knows topics by their id only.
             raise OffsetOutOfRange(*owned.part, error.offset, error.start, error.end)
         offset = error.start if policy == "earliest" else error.end

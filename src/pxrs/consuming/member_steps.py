@@ -23,6 +23,7 @@ from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
     PxrsError,
+    TopicNotFound,
 )
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import (
@@ -80,7 +81,9 @@ class MemberSteps:
             asks_before_release=asks_before_release,
             most_out=most_out,
         )
-        self._fetcher = Fetcher(stores.log, self.table, settings, decoder, self._pin, self._seek)
+        self._fetcher = Fetcher(
+            stores.log, self.table, settings, decoder, self._pin, self._seek, self._is_deleted
+        )
         self.owned_claims = OwnedClaims(stores.coord, clock, new_id)
         self.membership = Membership(
             MemberSettings(
@@ -268,6 +271,13 @@ class MemberSteps:
             }
             if current:
                 self._note(self.owned_claims.pin(current))
+
+    def _is_deleted(self, owned: OwnedPartition) -> bool:
+        """Whether the partition's topic was deleted, and perhaps made again as another one."""
+        try:
+            return self._topics.find(owned.part.topic).id != owned.where.topic_id
+        except TopicNotFound:
+            return True
 
     def owned_partition(self, topic: str, partition: int) -> OwnedPartition:
         """The partition if it is owned now, or is about to be given away; else raises `Fenced`."""

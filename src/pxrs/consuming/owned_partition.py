@@ -6,6 +6,7 @@ the handler) and the progress (handled). A checkpoint comes from the progress al
 
 from __future__ import annotations
 
+from pxrs.consuming.continuity import LastRead
 from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import PartState, move
 from pxrs.core.progress import Progress
@@ -29,6 +30,7 @@ class OwnedPartition:
         "goodbye",
         "handed",
         "key",
+        "last_read",
         "origin",
         "out",
         "part",
@@ -73,6 +75,8 @@ class OwnedPartition:
         # The end of the partition when it was last looked at.
         self.end = -1
         self.position = -1
+        # The batch before the position, as far as it was read by this owner.
+        self.last_read: LastRead | None = None
         self.handed = -1
         # Handed out up to here before it was to go and stayed after all: with the caller still.
         self.shown = -1

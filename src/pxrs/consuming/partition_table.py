@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from pxrs.consuming.continuity import LastRead
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.claims import OwnedClaim
@@ -186,11 +187,17 @@ class PartitionTable:
             owned = self.partitions.get(part)
             if owned is not None:
                 owned.checkpoint, owned.done = offset, ()
+                owned.last_read = None
                 owned.start(offset)
                 self.version += 1
 
     def fill(
-        self, owned: OwnedPartition, turn: int, messages: list[Message], position: int
+        self,
+        owned: OwnedPartition,
+        turn: int,
+        messages: list[Message],
+        position: int,
+        last_read: LastRead | None = None,
     ) -> bool:
         """Put fetched messages at a partition, unless it went, or was sent elsewhere, meanwhile."""
         with self.lock:
@@ -199,6 +206,7 @@ class PartitionTable:
             if owned.turn != turn:
                 return False
             owned.fill(messages, position)
+            owned.last_read = last_read
             return owned.waiting > 0
 
     def give_back(self, owned: OwnedPartition, handed: int) -> None:

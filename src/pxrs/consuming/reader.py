@@ -9,10 +9,19 @@ from typing import Generic, Literal
 
 from pxrs.arguments import check_time, check_whole
 from pxrs.clock import Clock
+from pxrs.consuming.continuity import LastRead, goes_on, last_read
 from pxrs.decoding import Decoder, cut, has_messages, messages_of
-from pxrs.errors import InvalidRequest, OffsetOutOfRange, PartitionNotFound, TopicNotFound, quoted
+from pxrs.errors import (
+    InvalidRequest,
+    MessagesLost,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    TopicNotFound,
+    quoted,
+)
 from pxrs.stores.api import LogStore, Watch
-from pxrs.types import Bounds, Fence, LogPartition, Message, StoredBatch, Topic, Value
+from pxrs.topics import is_virtual
+from pxrs.types import Bounds, Fence, Fetched, LogPartition, Message, StoredBatch, Topic, Value
 
 FETCH_BYTES = 2**20
 # How many messages `follow` decodes at a time, give or take a batch.
@@ -69,7 +78,7 @@ class Reader(Generic[Value]):
             self._decoder.deserialize_into(found, cut(last, offset)[:most])
             offset = end
         while len(found) < most:
-            batches = self._fetch(where, offset)
+            batches = self._fetch(where, offset).batches
             if not batches:
                 return
             for batch in batches:
@@ -103,8 +112,9 @@ class Reader(Generic[Value]):
         Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed
         when this is called: what is sent after that is seen. A `start` for each partition names
         the partitions too. Nothing is passed over in silence: where retention has removed what
-        comes next it ends with `OffsetOutOfRange`, whose `start` is where to follow again, and
-        with `DamagedBatch` and serde errors as `read`.
+        comes next it ends with `OffsetOutOfRange`, whose `start` is where to follow again, with
+        `MessagesLost` where the engine lost what was read, and with `DamagedBatch` and serde errors
+        as `read`.
         """
         return Follower(self, partitions, start, timeout).messages()
 
@@ -122,9 +132,9 @@ class Reader(Generic[Value]):
             raise OffsetOutOfRange(self.topic.name, partition, start, *held)
         return start
 
-    def _fetch(self, where: LogPartition, offset: int) -> list[StoredBatch]:
+    def _fetch(self, where: LogPartition, offset: int) -> Fetched:
         with self._named():
-            return self._log.fetch(where, offset, FETCH_BYTES).batches
+            return self._log.fetch(where, offset, FETCH_BYTES)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -170,6 +180,7 @@ class Follower:
         self._turns = deque(self._positions)
         self._timeout = timeout
         self._fetched: deque[tuple[int, StoredBatch]] = deque()
+        self._last_read: dict[int, LastRead | None] = {}
         self._watch: Watch | None = None
         self._interrupted = False
         self._quiet_since: float | None = None
@@ -231,6 +242,7 @@ class Follower:
                     break
                 raise
             self._positions[number] = batch.next
+            self._last_read[number] = last_read(batch)
             self._fetched.popleft()
         return found
 
@@ -239,12 +251,29 @@ class Follower:
         for _ in range(len(self._turns)):
             number = self._turns[0]
             self._turns.rotate(-1)
-            while batches := self._reader._fetch(where[number], self._positions[number]):
+            while batches := self._next_batches(where[number]):
                 if any(map(has_messages, batches)):
                     self._fetched.extend((number, batch) for batch in batches)
                     return
                 # A source has nothing for this partition up to there.
                 self._positions[number] = batches[-1].next
+
+    def _next_batches(self, where: LogPartition) -> list[StoredBatch]:
+        position = self._positions[where.partition]
+        try:
+            fetched = self._reader._fetch(where, position)
+        except OffsetOutOfRange as error:
+            if error.offset <= error.end or is_virtual(where.topic_id):
+                raise
+            raise MessagesLost(
+                error.topic, where.partition, position, error.start, error.end
+            ) from error
+        if fetched.batches and not goes_on(
+            self._last_read.get(where.partition), position, fetched.batches[0]
+        ):
+            topic = self._reader.topic.name
+            raise MessagesLost(topic, where.partition, position, fetched.start, fetched.end)
+        return fetched.batches
 
     def _wait(self) -> bool:
         """Until something may have come; false when it has been quiet for too long."""

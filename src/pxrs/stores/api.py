@@ -191,13 +191,14 @@ class LogStore(Protocol):
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         """Batches from the one that holds `offset`, at most `max_bytes` but at least one.
 
-        Empty at the end. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` or
-        `PartitionNotFound` if there is no such partition.
+        Empty at the end only. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` or
+        `PartitionNotFound` if there is no such partition: all three are true of what is stored, not
+        of what one replica of several believes. Without a majority that is `StoreUnavailable`.
         """
         ...
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
-        """Return the offsets of each partition of the topic."""
+        """Return the offsets of each partition of the topic; an end may be a moment old."""
         ...
 
     def size(self, where: LogPartition) -> int:

@@ -322,7 +322,7 @@ class _Attempt:
         except NoAnswer:
             self.unanswered = self.unanswered or last
             raise
-        self.part.note(entry._replace(seq=seq))
+        self.part.appended(entry._replace(seq=seq))
         return Appended(entry.base)
 
     async def _judge(self, last: Entry) -> Producers | Appended | PxrsError:

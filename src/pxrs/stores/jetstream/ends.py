@@ -10,10 +10,12 @@ import asyncio
 
 import msgspec
 
-from pxrs.stores.jetstream.entries import NOTHING, Entry, Floor, below
+from pxrs.stores.jetstream.entries import GENESIS, NOTHING, Entry, Floor, below
+from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
 from pxrs.stores.jetstream.strays import entry_of, floor_of, follows, last_of, last_of_longest
 from pxrs.stores.jetstream.streams import Stored, Streams
-from pxrs.stores.jetstream.topics import Part, Topics
+from pxrs.stores.jetstream.topics import Part, Topics, probe
+from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 
 # So many batches in a row are enough to tell which of them are ours.
 _ENOUGH = 16
@@ -33,6 +35,9 @@ class Ends:
         floor, tail = await asyncio.gather(self.floor(part), self.tail(part))
         if tail.seq and floor.start > tail.next:
             tail = await self.tail(part)
+            if floor.start > tail.next:
+                part.known_floor = GENESIS
+                floor = await self.floor(part)
             if floor.start > tail.next:
                 floor = await self._floor_by_batches(part, floor.at)
         return floor, tail
@@ -65,6 +70,7 @@ class Ends:
 
     async def tail(self, part: Part) -> Entry:
         """The last batch that was appended by now; `NOTHING` if there never was one."""
+        await self.check(part)
         known = part.tail
         if known is not None:
             newer = await self._streams.next(part.stream, part.batches, known.last_seq + 1)
@@ -76,6 +82,56 @@ class Ends:
         tail = await self._checked(part, last, known)
         part.note(tail)
         return tail
+
+    async def check(self, part: Part) -> bool:
+        """Whether the stream still has what it had; if not, all that was known is forgotten.
+
+        Looked at once a second at most: it costs one batch.
+        """
+        witness = part.witness
+        if witness.is_fresh:
+            return True
+        seq, writer = witness.seq, witness.writer
+        stored = await self._streams.at(part.stream, seq)
+        entry = None if stored is None else entry_of(stored)
+        if entry is None or entry.writer != writer:
+            witness.fall()
+            return False
+        if witness.seq == seq:
+            witness.see()
+        return True
+
+    async def confirmed(self, part: Part) -> tuple[Floor, Entry]:
+        """Returns what `both` does, as a majority of the stream's replicas has it.
+
+        A leader that is cut off from its peers answers reads, for ten seconds, as if nothing had
+        been appended since. It can't store anything: so an empty message is stored that the
+        leader takes only if the partition's last message is the one that was read. A server
+        without room for it refuses at once; then a purge of these empty messages alone, which
+        needs a majority and no room, shows that the leader is one.
+        """
+        patience = self._streams.patience()
+        while True:
+            part.forget()
+            floor, tail = await self.both(part)
+            if not part.replicated:
+                return floor, tail
+            try:
+                await probe(self._streams, part, tail.last_seq)
+                return floor, tail
+            except ApiError as error:
+                if full(error):
+                    await self._streams.purge(part.stream, part.probe)
+                    part.forget()
+                    again = await self.both(part)
+                    if again == (floor, tail):
+                        return again
+                elif error.err_code not in WRONG_SEQUENCE and not passing(error):
+                    raise translated(error) from error
+                why: Exception = error
+            except (NotSent, NoAnswer) as error:
+                why = error
+            await patience.pause(why)
 
     async def _checked(self, part: Part, last: Stored, known: Entry | None) -> Entry:
         """The last batch, given the last message."""

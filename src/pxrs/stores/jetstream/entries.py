@@ -17,9 +17,13 @@ from pxrs.core.sequences import ProducerState, pack, unpack
 
 BATCH = "Px-Batch"
 PRODUCERS = "Px-Producers"
+# The writer of the batch before it.
+AFTER = "Px-After"
 SEQUENCE = "Nats-Sequence"
 # The server stores a message with this header only behind the message that it names.
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+# The subject that the other header is about, if not the message's own.
+EXPECTED_OF = f"{EXPECTED}-Subject"
 
 # How many producers' states travel with each batch; the others are put aside.
 INLINE = 8
@@ -32,7 +36,8 @@ class Entry(NamedTuple):
     `seq` is its place in the stream, `total` the bytes of all batches of the partition up to
     and including this one, `newest` the highest timestamp of all of them, `writer` what its
     writer called it. `aside`: some producers' states are not in `producers` any more. `before`
-    is the message that it was stored behind. `through`: up to there only messages follow that
+    is the message that it was stored behind. `after` is the writer of the batch before it, empty
+    if that is not known. `through`: up to there only messages follow that
     pxrs did not write (`strays.py`).
     """
 
@@ -47,6 +52,7 @@ class Entry(NamedTuple):
     aside: bool
     producers: str
     before: int = 0
+    after: str = ""
     through: int = 0
 
     @property
@@ -82,15 +88,18 @@ def follow(
         aside=last.aside if producers is None else producers.aside,
         producers=last.producers if producers is None else producers.text(),
         before=last.last_seq,
+        after=last.writer,
     )
 
 
 def to_headers(entry: Entry) -> dict[str, str]:
     """Write the headers that are sent with the batch."""
-    _, writer, *numbers, aside, producers, before, _ = entry
+    _, writer, *numbers, aside, producers, before, after, _ = entry
     headers = {BATCH: " ".join(map(str, (writer, *numbers, int(aside)))), EXPECTED: str(before)}
     if producers:
         headers[PRODUCERS] = producers
+    if after:
+        headers[AFTER] = after
     return headers
 
 
@@ -112,6 +121,7 @@ def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
         aside=aside == "1",
         producers=headers.get(PRODUCERS, ""),
         before=int(headers[EXPECTED]),
+        after=headers.get(AFTER, ""),
     )
 
 

@@ -1,7 +1,8 @@
 """Finding and reading batches. Nothing here changes a stream but `trim` and `expire`.
 
 What a replica answers may be a moment old. That matters in one place only, the end: "there is
-nothing" counts when the leader says so.
+nothing" counts when the leader says so, and "there is less than you have read" when a majority
+does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Reading:
             floor, run = await asyncio.gather(
                 self._ends.floor(part), self._run(part, seq, offset, max_bytes)
             )
-            if offset >= floor.start and not run.odd:
+            stands = bool(run.batches) or await self._ends.check(part)
+            if stands and offset >= floor.start and not run.odd:
                 return await self._fetched(part, floor, offset, run)
             if run.odd:
                 part.forget()
@@ -60,6 +62,9 @@ class Reading:
 
     async def _fetch_afresh(self, part: Part, offset: int, max_bytes: int) -> Fetched:
         floor, tail = await self._ends.both(part)
+        if offset > max(floor.start, tail.next):
+            # Only a majority is believed that there is less than was read.
+            floor, tail = await self._ends.confirmed(part)
         end = max(floor.start, tail.next)
         if not floor.start <= offset <= end:
             raise _out_of_range(part, offset, floor, tail)
@@ -288,7 +293,7 @@ class _Run:
         for stray in self.odd:
             part.tell_stray(stray.seq)
         self.odd.clear()
-        self.batches.append(StoredBatch(entry.base, entry.next, data))
+        self.batches.append(StoredBatch(entry.base, entry.next, data, entry.writer, entry.after))
         self.next = entry.next
         return True
 

@@ -7,7 +7,9 @@ a time; or from any replica, which may be a moment behind but sends many message
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from pxrs.config import NatsSettings
-from pxrs.errors import StoreError, StoreUnavailable
+from pxrs.errors import ConfigError, StoreError, StoreUnavailable
 from pxrs.stores.jetstream.failures import (
     NAME_IN_USE,
     NO_MESSAGE,
@@ -141,6 +143,27 @@ class Streams:
                     doubts -= 1
                 await patience.pause(error, _GETS_AROUND)
 
+    async def require_majority(self) -> None:
+        """Raise `StoreUnavailable` unless a majority of the servers agrees on something now.
+
+        Servers that are cut off from it answer from what they knew, for ten seconds. They can't
+        make a stream: so one is made, and removed. Where the account may have no more streams this
+        tells nothing, and what a server said is believed.
+        """
+        if not self._clustered:
+            return
+        word = secrets.token_hex(6)
+        name, prefix = f"{self.settings.prefix}-probe-{word}", self.settings.prefix
+        config = {"name": name, "subjects": [f"{prefix}-probe.{word}"], "storage": "file"}
+        try:
+            await self._ask("CREATE", name, config, Info)
+        except StoreUnavailable:
+            raise
+        except (StoreError, ConfigError):
+            return
+        with suppress(StoreError, ConfigError, ApiError):
+            await self._ask("DELETE", name, {}, Reply, refusal=NO_STREAM)
+
     async def all(self, subject: str) -> list[Info]:
         """All streams with subjects like this."""
         found: list[Info] = []
@@ -170,18 +193,27 @@ class Streams:
     async def delete(self, name: str) -> None:
         """Remove the stream, if it is there."""
         patience = self.patience()
+        sure = not self._clustered
         while True:
             try:
                 await self._ask("DELETE", name, {}, Reply, refusal=NO_STREAM)
                 return
             except ApiError as error:
                 if not await self._is_served(name):
-                    return
+                    if sure:
+                        return
+                    await self.require_majority()
+                    sure = True
+                    continue
                 await patience.pause(error)
 
-    async def purge(self, name: str, subject: str, before: int) -> None:
-        """Remove the messages of a subject with sequences below `before`."""
-        await self._ask("PURGE", name, {"filter": subject, "seq": before}, Reply, there=True)
+    async def purge(self, name: str, subject: str, before: int | None = None) -> None:
+        """Remove the messages of a subject, those with sequences below `before` if that is given.
+
+        Answered when a majority of the replicas has agreed.
+        """
+        which = {"filter": subject} if before is None else {"filter": subject, "seq": before}
+        await self._ask("PURGE", name, which, Reply, there=True)
 
     # From the leader
 

@@ -24,9 +24,16 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
 )
-from pxrs.stores.jetstream.entries import EXPECTED, GENESIS, Entry, Floor, floor_to_bytes
+from pxrs.stores.jetstream.entries import (
+    EXPECTED,
+    EXPECTED_OF,
+    GENESIS,
+    Entry,
+    Floor,
+    floor_to_bytes,
+)
 from pxrs.stores.jetstream.failures import Stale
-from pxrs.stores.jetstream.streams import ROLLUP, TRY, Info, Streams
+from pxrs.stores.jetstream.streams import ROLLUP, TRY, TTL, Info, Streams
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import LogPartition
 
@@ -37,8 +44,11 @@ _SCHEMA = "1"
 _OWNER = "pxrs.store"
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _LONGEST_NAME = 255
+_PROBE_STAYS = "1s"
 # How many messages of others are told of, for each partition.
 _MOST_STRAYS = 100
+# How long a stream is believed to have what it had, in seconds.
+_FRESH = 1.0
 # How many questions are under way at once when every partition is asked.
 AT_ONCE = 128
 
@@ -47,7 +57,14 @@ class Part:
     """One partition: its subjects, and what is known of it. Its lock is held while appending."""
 
     def __init__(
-        self, topic_id: str, stream: str, root: str, number: int, replicated: bool, time: ServerTime
+        self,
+        topic_id: str,
+        stream: str,
+        root: str,
+        number: int,
+        replicated: bool,
+        time: ServerTime,
+        witness: Witness,
     ) -> None:
         self.topic_id = topic_id
         self.stream = stream
@@ -58,6 +75,8 @@ class Part:
         self.batches = f"{root}.b.{number}"
         self.floor = f"{root}.f.{number}"
         self.aside = f"{root}.p.{number}"
+        self.probe = f"{root}.e.{number}"
+        self.witness = witness
         self.marks = Marks()
         # The last batch as far as is known; None if it was not asked for.
         self.tail: Entry | None = None
@@ -67,9 +86,21 @@ class Part:
 
     def note(self, entry: Entry) -> None:
         """Remember a batch: where it is, and that it is the last one, as far as is known."""
+        known = self.tail
+        if known is not None and entry.base == known.next and entry.after not in ("", known.writer):
+            # It stands behind another batch than the one that was there.
+            self.witness.fall()
         self.mark(entry)
+        self.witness.note(entry)
         if self.tail is None or entry.last_seq > self.tail.last_seq:
             self.tail = entry
+
+    def appended(self, entry: Entry) -> None:
+        """Remember a batch that was stored just now."""
+        if entry.seq <= self.witness.seq:
+            # Sequences only rise, unless the stream lost what had this one.
+            self.witness.fall()
+        self.note(entry)
 
     def mark(self, entry: Entry) -> None:
         """Remember where a batch is."""
@@ -95,6 +126,40 @@ class Part:
         """Forget what is known: it turned out to be wrong."""
         self.marks = Marks()
         self.tail = None
+
+
+class Witness:
+    """The newest batch of a stream that this process knows, and when it was last seen there.
+
+    A stream that loses messages loses the last ones. So as long as this one is there, all that is
+    known of the stream's partitions still holds; once it is not, nothing of it does.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.seq = 0
+        self.writer = ""
+        self.seen_at = 0.0
+
+    def note(self, entry: Entry) -> None:
+        if entry.seq >= self.seq:
+            self.seq, self.writer = entry.seq, entry.writer
+            self.see()
+
+    def see(self) -> None:
+        """It is there now."""
+        self.seen_at = asyncio.get_running_loop().time()
+
+    def fall(self) -> None:
+        """It is not there any more, or may not be."""
+        self.seq, self.writer = 0, ""
+        for part in self.parts:
+            part.forget()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it need not be looked for: it was seen just now, or there is none."""
+        return not self.seq or asyncio.get_running_loop().time() - self.seen_at < _FRESH
 
 
 class ServerTime(NamedTuple):
@@ -128,8 +193,10 @@ class Topic:
         self.root = root
         # The store that made it, empty if that is not known.
         self.owner = owner
-        self.parts = [
-            Part(topic_id, stream, root, number, replicas > 1, time) for number in range(parts)
+        witness = Witness()
+        self.parts = witness.parts = [
+            Part(topic_id, stream, root, number, replicas > 1, time, witness)
+            for number in range(parts)
         ]
 
     def part(self, number: int) -> Part:
@@ -177,6 +244,9 @@ class Topics:
         found = self._found.get(topic_id)
         if found is None:
             looked_up = await self._look_up(topic_id)
+            if looked_up is None:
+                await self._streams.require_majority()
+                looked_up = await self._look_up(topic_id)
             if looked_up is None:
                 raise TopicNotFound(topic_id)
             # Another task may have found it meanwhile: locks have to be the same for all.
@@ -320,6 +390,20 @@ async def publish_floor(streams: Streams, part: Part, floor: Floor, expected: in
     """
     headers = {EXPECTED: str(expected), ROLLUP: "sub"}
     return await streams.publish(part.floor, floor_to_bytes(floor), headers, TRY)
+
+
+async def probe(streams: Streams, part: Part, last: int) -> None:
+    """Store an empty message if the partition's last one is still at `last`; it goes by itself.
+
+    Raises what `Streams.publish` does.
+    """
+    headers = {
+        EXPECTED: str(last),
+        EXPECTED_OF: part.batches,
+        ROLLUP: "sub",
+        TTL: _PROBE_STAYS,
+    }
+    await streams.publish(part.probe, b"", headers, TRY)
 
 
 def token(text: str) -> str:

@@ -1,0 +1,156 @@
+"""A server that is cut off from its peers answers for a while, and is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nats
+import pxrs
+from engines import Engine
+from pxrs.config import OnTrimmed, nats_settings, parse_url
+from pxrs.errors import OffsetOutOfRange, StoreUnavailable, TopicNotFound
+from pxrs.stores.jetstream.log import JetStreamLog
+from pxrs.testing.conformance.tools import append, batch
+from pxrs.types import Bounds, LogPartition
+from support.child import PATIENCE
+from support.engine_fixtures import NewEngine
+from support.proxy import Proxy
+
+pytestmark = pytest.mark.engine("nats")
+
+HERE = LogPartition("t-1", 0)
+
+
+class Cluster:
+    """Three nodes; the network between one and the others can be cut."""
+
+    def __init__(self, new_engine: NewEngine, stack: ExitStack) -> None:
+        self._stack = stack
+        self._routes: dict[tuple[int, int], Proxy] = {}
+        self.engine: Engine = new_engine("nats", nodes=3, between=self._between)
+
+    def _between(self, node: int, other: int, port: int) -> int:
+        proxy = self._routes[node, other] = self._stack.enter_context(Proxy(port))
+        return proxy.port
+
+    def cut_off(self, node: int) -> None:
+        for ends, proxy in self._routes.items():
+            if node in ends:
+                proxy.refuse()
+
+    def heal(self) -> None:
+        for proxy in self._routes.values():
+            proxy.heal()
+
+    def url(self, node: int, timeout: int) -> str:
+        port = self.engine.ports[3 * node]
+        return f"nats://127.0.0.1:{port}?replicas=3&timeout={timeout}"
+
+    def log(self, node: int, timeout: int = 30) -> JetStreamLog:
+        return JetStreamLog(nats_settings(parse_url(self.url(node, timeout))))
+
+    def leader_of_meta(self) -> int:
+        """The node that decides which streams there are."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.engine.ports[2]}/jsz") as answer:
+            return int(json.load(answer)["meta_cluster"]["leader"].removeprefix("n"))
+
+    def leader_of(self, stream: str) -> int:
+        async def ask() -> Any:
+            client = await nats.connect(f"127.0.0.1:{self.engine.ports[0]}")
+            try:
+                return await client.jetstream().stream_info(stream)
+            finally:
+                await client.close()
+
+        return int(asyncio.run(ask()).cluster.leader.removeprefix("n"))
+
+
+@pytest.fixture
+def cluster(new_engine: NewEngine) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(new_engine, stack)
+
+
+def test_an_end_before_what_was_read_needs_a_majority(cluster: Cluster) -> None:
+    with closing(cluster.log(0)) as log:
+        log.create(HERE.topic_id, 1)
+        append(log, HERE, batch(b"a", b"b"))
+    leader = cluster.leader_of("pxrs_t-1")
+    with closing(cluster.log(leader, timeout=2)) as log:
+        with pytest.raises(OffsetOutOfRange):
+            log.fetch(HERE, 5, 1)
+        cluster.cut_off(leader)
+        assert log.bounds(HERE.topic_id) == {0: Bounds(0, 2)}
+        with pytest.raises(StoreUnavailable):
+            log.fetch(HERE, 5, 1)
+    cluster.heal()
+    with closing(cluster.log(leader)) as log:
+        with pytest.raises(OffsetOutOfRange) as told:
+            log.fetch(HERE, 5, 1)
+        assert (told.value.start, told.value.end) == (0, 2)
+        assert append(log, HERE, batch(b"c")) == [2]
+
+
+def test_that_there_is_no_such_topic_needs_a_majority(cluster: Cluster) -> None:
+    leader = cluster.leader_of_meta()
+    with closing(cluster.log(leader, timeout=2)) as log:
+        with pytest.raises(TopicNotFound):
+            log.bounds("none")
+        cluster.cut_off(leader)
+        with pytest.raises(StoreUnavailable):
+            log.bounds("none")
+        with pytest.raises(StoreUnavailable):
+            log.drop("none")
+    cluster.heal()
+    with closing(cluster.log(leader)) as log:
+        with pytest.raises(TopicNotFound):
+            log.bounds("none")
+        log.drop("none")
+        assert log.held() == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+def test_a_checkpoint_stays_while_the_leader_is_cut_off(
+    cluster: Cluster, tmp_path: Path, policy: OnTrimmed
+) -> None:
+    """Its group has handled what a majority took after the leader was cut off."""
+    store = f"sqlite:///{tmp_path}/app.db"
+
+    def send(px: pxrs.Pxrs, count: int) -> None:
+        with px.producer(delivery_timeout=2 * PATIENCE) as producer:
+            for _ in range(count):
+                producer.send("t", b"x").result()
+
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+    leader = cluster.leader_of(f"pxrs_{topic.id}")
+    with pxrs.connect(store, log=cluster.url((leader + 1) % 3, 30)) as px:
+        cluster.cut_off(leader)
+        send(px, 5)
+        with px.consumer("t", "g", auto_commit=False) as consumer:
+            seen = 0
+            while seen < 10:
+                seen += len(consumer.poll(timeout=PATIENCE))
+            consumer.commit()
+        with pxrs.connect(store, log=cluster.url(leader, 2)) as cut_off:
+            with (
+                cut_off.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer,
+                pytest.raises(StoreUnavailable),
+            ):
+                consumer.poll(timeout=0.5)
+            cluster.heal()
+            assert px.groups.describe("g").partitions[0].checkpoint == 10
+            with cut_off.consumer("t", "g", auto_commit=False) as consumer:
+                send(px, 1)
+                messages = consumer.poll(timeout=PATIENCE)
+                assert [message.offset for message in messages] == [10]
