@@ -137,9 +137,7 @@ def test_valkey(files: Certificates) -> None:
 def test_nodes(files: Certificates, tmp_path: Path) -> None:
     """Of pxrs serve, over gRPC and over HTTP."""
     store = f"sqlite:///{tmp_path}/node.db"
-    with LocalNode(
-        store, tls_cert=str(files.cert), tls_key=str(files.key)
-    ) as node:
+    with LocalNode(store, tls_cert=str(files.cert), tls_key=str(files.key)) as node:
         asked = f"pxrs://{node.address}?timeout=1&ca="
         use(f"{asked}{files.ca}")
         assert "verif" in refused(partial(use, f"{asked}{files.other_ca}")).lower()
