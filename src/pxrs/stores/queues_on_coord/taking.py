@@ -87,7 +87,23 @@ class Taker:
             self._sent.pop(name, None)
 
     def take(self, request: TakeRequest) -> Taken:
-        """Hold as many as one commit can hold, and another can remove later."""
+        """Hold as many as one commit can hold, and another can remove later.
+
+        `OutcomeUnknown` if something may be held that was not handed out: `held` has to be asked.
+        After any other error nothing is.
+        """
+        unseen: list[Entry] = []
+        try:
+            return self._take(request, unseen)
+        except (SessionLost, OutcomeUnknown):
+            raise
+        except PxrsError as error:
+            if not unseen:
+                raise
+            raise _held_all_the_same(error) from error
+
+    def _take(self, request: TakeRequest, unseen: list[Entry]) -> Taken:
+        """`unseen` gets what is held before anything else can fail."""
         if (request.holder, request.unit) in self._given_up:
             raise given_up(request.unit)
         known = self._context.directory.known(request.at.queue)
@@ -123,16 +139,9 @@ class Taker:
                     raise
                 self._reaper.reap(request.at)
                 continue
-            if held:
-                try:
-                    items = self._deliver(request, held)
-                    waits = self._waits(sight, request)
-                except (SessionLost, OutcomeUnknown):
-                    raise
-                except PxrsError as error:
-                    raise _held_all_the_same(error) from error
-                if items:
-                    return Taken(items, min(waits, default=None))
+            unseen += held
+            if held and (items := self._deliver(request, held)):
+                return Taken(items, min(self._waits(sight, request), default=None))
             crowded = True
 
     def _look(self, request: TakeRequest, crowded: bool) -> Sight:
