@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -20,7 +21,7 @@ from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
-from pxrs.types import Check, Committed, Conflict, Limits, Versioned, Write
+from pxrs.types import Check, Committed, Conflict, Delete, Limits, Versioned, Write
 
 # A multi counts by bytes: 1 MB in all (jute.maxbuffer). So many claims always fit.
 _LIMITS = Limits(operations=200, value_bytes=1_000_000)
@@ -44,6 +45,7 @@ class ZooKeeperCoord:
     def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         top = "/" + settings.prefix
         self._clock = clock
+        self._deleting = threading.Lock()
         self._root = f"{top}/records"
         self._link = Link(settings, clock, _SESSION_TIMEOUT)
         self._sessions = Sessions(settings, clock, f"{top}/sessions")
@@ -82,6 +84,30 @@ class ZooKeeperCoord:
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
         validate_commit(checks, writes, self.limits)
         deadline = self._link.deadline()
+        if not any(isinstance(write, Delete) for write in writes):
+            return self._commit(checks, writes, deadline)
+        with self._turn(deadline):
+            return self._commit(checks, writes, deadline)
+
+    @contextmanager
+    def _turn(self, deadline: float) -> Iterator[None]:
+        """One commit of this handle at a time that deletes: each would refuse all the others.
+
+        It writes the guards of its folders, and every check in these folders names a guard.
+        """
+        left = max(0.0, deadline - self._clock.monotonic())
+        if not self._deleting.acquire(timeout=left):
+            raise StoreUnavailable(
+                f"ZooKeeper has not answered the commits before this one for {left:.0f} s"
+            )
+        try:
+            yield
+        finally:
+            self._deleting.release()
+
+    def _commit(
+        self, checks: Sequence[Check], writes: Sequence[Write], deadline: float
+    ) -> Committed | Conflict:
         fresh = False
         cut_off = 0
         while True:
