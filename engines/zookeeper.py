@@ -46,12 +46,19 @@ _JARS = (
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
-def build(nodes: int = 1, tick_ms: int = 500, settings: Mapping[str, str] | None = None) -> Engine:
+def build(
+    nodes: int = 1,
+    tick_ms: int = 500,
+    settings: Mapping[str, str] | None = None,
+    java: Sequence[str] = (),
+) -> Engine:
     """A session lives 2 to 20 ticks. No fsync. `settings` go into the configuration as they are.
+
+    `java`: more options for each server's Java.
 
     The last of a node's four ports is for clients over TLS, where the settings say how.
     """
-    java, java_origin = _find_java()
+    program, java_origin = _find_java()
     jars = debian("zookeeper", _PACKAGES) / "usr/share/java"
     return Engine(
         Plan(
@@ -60,7 +67,7 @@ def build(nodes: int = 1, tick_ms: int = 500, settings: Mapping[str, str] | None
             origin=f"Debian libzookeeper-java, {java_origin}",
             # For clients, for peers, for elections, for clients over TLS.
             ports=4 * nodes,
-            prepare=partial(_prepare, java, jars, tick_ms, settings or {}),
+            prepare=partial(_prepare, [str(program), *java], jars, tick_ms, settings or {}),
             url=lambda ports: "zookeeper://" + ",".join(f"{HOST}:{port}" for port in ports[::4]),
         )
     )
@@ -82,7 +89,7 @@ def _version(jars: Path) -> str:
 
 
 def _prepare(
-    java: Path,
+    java: Sequence[str],
     jars: Path,
     tick_ms: int,
     settings: Mapping[str, str],
@@ -120,10 +127,10 @@ def _prepare(
     return commands
 
 
-def _command(java: Path, jars: Path, config: Path, port: int) -> Command:
+def _command(java: Sequence[str], jars: Path, config: Path, port: int) -> Command:
     return Command(
         argv=[
-            str(java),
+            *java,
             "-Xmx256m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",

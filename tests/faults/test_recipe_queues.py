@@ -13,6 +13,7 @@ import pytest
 import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import Fenced, OutcomeUnknown, SessionLost, StoreError
+from pxrs.queues import held_items
 from pxrs.stores.api import CoordStore, Stores
 from pxrs.stores.composite import CompositeStores
 from pxrs.stores.open import open_stores
@@ -278,6 +279,38 @@ def test_a_take_that_was_interrupted_on_its_way_leaves_no_lock(site: Site, delay
             item = tx.take("jobs", timeout=PATIENCE)
             assert item is not None
             assert item.value == "work"
+
+
+@pytest.mark.parametrize(
+    ("then", "lock_for"), [("take", None), ("rollback", 60.0), ("commit", None)]
+)
+def test_a_take_that_stays_without_an_answer_leaves_nothing_locked(
+    site: Site, monkeypatch: pytest.MonkeyPatch, then: str, lock_for: float | None
+) -> None:
+    """Its hold is committed, and the store is away for longer than the take waits for it."""
+    monkeypatch.setattr(held_items, "_PATIENCE", 1)
+    with pxrs.connect(site.url) as near, pxrs.connect(f"{site.proxied}?timeout=0.5") as far:
+        near.put("q", "first")
+        near.put("q", "second")
+        with far.transaction() as tx:
+            assert tx.take("q", PATIENCE, lock_for=lock_for) is not None
+        tx = far.begin()
+        site.proxy.hold_answers_from(b"meta-0")
+        with pytest.raises(OutcomeUnknown):
+            tx.take("q", 0, lock_for=lock_for)
+        site.proxy.reset()
+        site.proxy.heal()
+        assert near.queues.describe("q").held == 1
+        taken: list[pxrs.Item | None] = []
+        if then == "take":
+            insist(lambda: taken.append(tx.take("q", 0)))
+        insist(getattr(tx, then.replace("take", "commit")))
+        if then == "take":
+            assert [item.value for item in taken if item] == ["second"]
+            assert near.queues.describe("q").depth == 0
+        else:
+            with near.transaction() as heir:
+                assert heir.take("q", PATIENCE) is not None
 
 
 class HoursAhead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from kazoo.client import KazooClient
 
 from pxrs.config import parse_url, zookeeper_settings
 from pxrs.errors import Closed, InvalidRequest, SessionLost, StoreUnavailable
+from pxrs.stores.open import open_stores
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.stores.zookeeper.names import folder_of, folders_above, is_record, key_of, path_of
-from pxrs.types import Check, Committed, Conflict, Delete, Put
+from pxrs.types import Check, Committed, Conflict, Delete, Holder, Put
 from support.engine_fixtures import NewEngine
 
 pytestmark = pytest.mark.engine("zookeeper")
@@ -161,6 +163,50 @@ def test_more_than_a_megabyte_is_refused(zookeeper_url: str) -> None:
         with pytest.raises(InvalidRequest, match="1 MB"):
             coord.commit([], [Put(f"k{number}", b"x" * 600_000) for number in range(2)])
         assert coord.list("") == []
+
+
+def test_what_the_checks_and_the_folders_weigh_counts(zookeeper_url: str) -> None:
+    """Not only the values: what the server would cut off is refused before it is sent."""
+    with opened(zookeeper_url) as coord:
+        deep = "/".join(["f" * 160] * 30)
+        with pytest.raises(InvalidRequest, match=r"jute\.maxbuffer"):
+            coord.commit([], [Put(f"{deep}/{number}", b"x" * 9_500) for number in range(85)])
+        assert isinstance(coord.commit([], [Put("k", b"x" * coord.limits.value_bytes)]), Committed)
+
+
+def test_what_a_server_with_another_limit_cuts_off_is_final(new_engine: NewEngine) -> None:
+    engine = new_engine("zookeeper", java=["-Djute.maxbuffer=100000"])
+    with opened(f"{engine.url}/x") as coord:
+        with pytest.raises(InvalidRequest, match=r"jute\.maxbuffer"):
+            coord.commit([], [Put("k", b"x" * 200_000)])
+        assert isinstance(coord.commit([], [Put("k", b"x" * 20_000)]), Committed)
+
+
+@pytest.mark.parametrize("name", ["😀", "𝐀", "𠀀𠀁", "a/𝒳/ü字", "\ufb01"])
+def test_names_of_any_script(zookeeper_url: str, name: str) -> None:
+    with opened(zookeeper_url) as coord:
+        version = version_of(coord.commit([Check(name, 0)], [Put(name, b"1")]), name)
+        assert [record.key for record in coord.list(name)] == [name]
+        assert isinstance(coord.commit([Check(name, version)], [Delete(name)]), Committed)
+
+
+def test_a_forked_child_closes_at_once_and_its_parent_goes_on(zookeeper_url: str) -> None:
+    stores = open_stores(zookeeper_url)
+    session = stores.coord.session(5.0)
+    stores.queues.take("q", Holder(session.id, "tx"), 1, lock_for=5.0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            session.close()
+            stores.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session.renew()
+    assert stores.coord.get("k") is None
+    stores.close()
 
 
 def test_a_closed_store_says_so(zookeeper_url: str) -> None:

@@ -51,6 +51,7 @@ class HeldItems:
         # Takes without an answer, because of an interrupt or an outage.
         self.asked: list[Asked] = []
         self.surrendered: list[Held] = []
+        self._returned: list[Held] = []
 
     @property
     def holder(self) -> Holder:
@@ -74,7 +75,12 @@ class HeldItems:
         *,
         suspects: bool = True,
     ) -> Taken:
-        """Takes what there is now. If no answer comes, asks the store what this take has held."""
+        """Takes what there is now. If no answer comes, asks the store what this take has held.
+
+        What an earlier take of this queue has held without an answer comes first.
+        """
+        if found := self._answered_late(queue, most_items, retry):
+            return Taken(found, 0.0)
         queues, holder = self._context.stores.queues, self.holder
         asked = Asked(queue, self._context.hold_session.next_name())
         self.asked.append(asked)
@@ -89,15 +95,40 @@ class HeldItems:
                 suspects=suspects,
             )
         except OutcomeUnknown:
-            known = {each.held for each in self.taken}
             found = self._ask(lambda: queues.held(queue, holder, asked.unit))
-            taken = Taken([delivery for delivery in found if delivery.held not in known], 0.0)
+            taken = Taken(self._unknown(found), 0.0)
         except PxrsError:
             self.asked.remove(asked)
             raise
         self.taken += [InHand(delivery.held, retry) for delivery in taken.items]
         self.asked.remove(asked)
         return taken
+
+    def _answered_late(self, queue: str, most_items: int, retry: Backoff) -> list[Delivery]:
+        """Hands out what takes in doubt have held; what is too much for the caller is given back.
+
+        Else it would stay locked for as long as the transaction is open.
+        """
+        queues, doubts = self._context.stores.queues, [a for a in self.asked if a.queue == queue]
+        if not doubts:
+            return []
+        answers = [queues.held(queue, self.holder, doubt.unit) for doubt in doubts]
+        # The last one has everything: it comes when no take in doubt can hold any more.
+        found = self._unknown(answers[-1])
+        wanted, others = found[:most_items], [each.held for each in found[most_items:]]
+        self.taken += [InHand(delivery.held, retry) for delivery in wanted]
+        if others:
+            self._returned += others
+            self._context.hold_session.give_back(
+                GivenBack(self.holder, tuple(map(Release, others)))
+            )
+        self.asked[:] = [asked for asked in self.asked if asked not in doubts]
+        return wanted
+
+    def _unknown(self, held: Sequence[Delivery]) -> list[Delivery]:
+        """Those that this transaction neither has nor is giving back."""
+        known = {*(each.held for each in self.taken), *self.surrendered, *self._returned}
+        return [delivery for delivery in held if delivery.held not in known]
 
     def extend(self, seconds: float) -> None:
         """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""

@@ -44,6 +44,7 @@ from pxrs.errors import (
     StoreError,
     TransactionConflict,
 )
+from pxrs.forks import Origin
 from pxrs.stores.api import CoordStore, Watch, lots
 from pxrs.stores.queues_on_coord.drafts import Attempts, Context, Draft, cost
 from pxrs.stores.queues_on_coord.holds import Deadlines, Holds, Reaper
@@ -107,10 +108,11 @@ class RecipeQueues:
         self._reaper = Reaper(self._context)
         self._taker = Taker(self._context, self._holds, self._deadlines, self._reaper)
         self._closed = False
+        self._origin = Origin()
 
     def close(self) -> None:
-        """The coordination store is its opener's to close."""
-        if not self._closed:
+        """The coordination store is its opener's to close; in a forked child nothing is."""
+        if not self._closed and not self._origin.is_parent:
             self._closed = True
             self._deadlines.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ class Taker:
         self._holds = holds
         self._deadlines = deadlines
         self._reaper = reaper
+        self._turn = threading.Lock()
         self._lock = threading.Lock()
         # What takes are about to hold, until their outcome is known; and takes that were given up.
         self._sent: dict[_Name, _Sent] = {}
@@ -87,7 +89,28 @@ class Taker:
             self._sent.pop(name, None)
 
     def take(self, request: TakeRequest) -> Taken:
-        """Hold as many as one commit can hold, and another can remove later."""
+        """Hold as many as one commit can hold, and another can remove later.
+
+        `OutcomeUnknown` if something may be held that was not handed out: `held` has to be asked.
+        After any other error nothing is.
+        """
+        unseen: list[Entry] = []
+        try:
+            with ExitStack() as turn:
+                return self._take(request, unseen, turn)
+        except (SessionLost, OutcomeUnknown):
+            raise
+        except PxrsError as error:
+            if not unseen:
+                raise
+            raise _held_all_the_same(error) from error
+
+    def _take(self, request: TakeRequest, unseen: list[Entry], turn: ExitStack) -> Taken:
+        """`unseen` gets what is held before anything else can fail.
+
+        Who was too late takes turns with the others of this process: threads that look at once
+        choose the same few items, and all but one of them have looked in vain.
+        """
         if (request.holder, request.unit) in self._given_up:
             raise given_up(request.unit)
         known = self._context.directory.known(request.at.queue)
@@ -123,16 +146,11 @@ class Taker:
                     raise
                 self._reaper.reap(request.at)
                 continue
-            if held:
-                try:
-                    items = self._deliver(request, held)
-                    waits = self._waits(sight, request)
-                except (SessionLost, OutcomeUnknown):
-                    raise
-                except PxrsError as error:
-                    raise _held_all_the_same(error) from error
-                if items:
-                    return Taken(items, min(waits, default=None))
+            unseen += held
+            if held and (items := self._deliver(request, held)):
+                return Taken(items, min(self._waits(sight, request), default=None))
+            if not crowded:
+                turn.enter_context(self._turn)
             crowded = True
 
     def _look(self, request: TakeRequest, crowded: bool) -> Sight:

@@ -5,6 +5,10 @@ conditional on the slot's version. So of a multi that was sent and not answered 
 either the slot holds its mark, then it happened; or the slot can be written once more, then
 it did not happen and never will, because it expects the slot as it was. What the slot's write
 returns also tells the transaction's id, which is the version of everything in it.
+
+Slots go with the connection's session, and so with the data of servers that come back empty. There
+transaction ids begin anew, and an old version would pass for a new one; so with each slot it is
+made sure that this is the store that was opened, by a name that was given to it once.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pxrs.errors import Closed, OutcomeUnknown, StoreUnavailable
-from pxrs.stores.zookeeper.failures import DOUBTFUL, zk
+from pxrs.errors import Closed, ConfigError, OutcomeUnknown, PxrsError
+from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, zk
 from pxrs.stores.zookeeper.link import Link
 
 _VOID = b"void"
@@ -64,11 +68,19 @@ class _Slot:
 class Commits:
     """Sends multis for one handle, each with a slot of its own while it runs."""
 
-    def __init__(self, link: Link, folder: str) -> None:
+    def __init__(self, link: Link, folder: str, name: str) -> None:
         self._link = link
         self._folder = folder
+        self._name_path = name
+        self._name = b""
         self._lock = threading.Lock()
         self._free: list[_Slot] = []
+
+    def open(self) -> None:
+        """Make the folder, and note which store this is; who opens it first names it."""
+        self._link.make_all(self._folder)
+        self._link.make(self._name_path, value=secrets.token_hex(8).encode())
+        self._name = self._read_name(self._link.deadline())
 
     def run(self, operations: Sequence[Operation], deadline: float) -> Done | Refused:
         """All of the operations, or none.
@@ -91,7 +103,13 @@ class Commits:
                 return self._free.pop()
         path = f"{self._folder}/{secrets.token_hex(8)}"
         self._link.make(path, deadline, ephemeral=True)
+        if self._read_name(deadline) != self._name:
+            raise came_back_empty()
         return _Slot(path)
+
+    def _read_name(self, deadline: float) -> bytes:
+        name, _ = self._link.call(lambda client: client.get_async(self._name_path), deadline)
+        return bytes(name)
 
     def _try(
         self, slot: _Slot, operations: Sequence[Operation], deadline: float
@@ -114,7 +132,8 @@ class Commits:
             results = self._link.once(send, deadline)
         except DOUBTFUL as error:
             return self._settle(slot, mark, error, deadline)
-        except Closed as error:
+        except (Closed, ConfigError) as error:
+            # The connection was given up, by us or by the server.
             if not sent:
                 raise
             raise _unknown(error) from error
@@ -135,7 +154,7 @@ class Commits:
                 settled = self._look(slot, mark, error, deadline)
             except DOUBTFUL:
                 continue
-            except (zk.NoNodeError, StoreUnavailable, Closed):
+            except PxrsError:
                 # With our session the slot went: what it said can't be read any more.
                 raise _unknown(error) from error
             if settled is not None:
@@ -152,7 +171,9 @@ class Commits:
         if stat.version == slot.version:
             try:
                 stat = self._link.once(
-                    lambda client: client.set_async(slot.path, _VOID, slot.version), deadline
+                    lambda client: client.set_async(slot.path, _VOID, slot.version),
+                    deadline,
+                    (zk.BadVersionError,),
                 )
             except zk.BadVersionError:
                 return None

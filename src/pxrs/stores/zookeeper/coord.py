@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -13,19 +14,26 @@ from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailabl
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
+from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
 from pxrs.stores.zookeeper.link import Link
-from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, path_of
+from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, is_record, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
-from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
+from pxrs.types import Check, Committed, Conflict, Delete, Limits, Versioned, Write
 
 # A multi counts by bytes: 1 MB in all (jute.maxbuffer). So many claims always fit.
 _LIMITS = Limits(operations=200, value_bytes=1_000_000)
-_MOST_BYTES = 1_040_000
-_PER_OPERATION = 100
+_MOST_BYTES = 2**20 - 1
+# Of one operation besides its path and its value: numbers, lengths, and whom a znode belongs to.
+_PER_OPERATION = 50
+# Of the slot, and of the request.
+_PER_COMMIT = 500
+# A server ends the connection on which it gets more than it takes. What is smaller than this it
+# takes with any setting; what is larger, and was cut off so often in a row, it does not.
+_SURELY_TAKEN = 32 * 1024
+_CUT_OFF = 3
 _SESSION_TIMEOUT = 10.0
 
 
@@ -37,16 +45,18 @@ class ZooKeeperCoord:
     def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         top = "/" + settings.prefix
         self._clock = clock
+        self._deleting = threading.Lock()
         self._root = f"{top}/records"
         self._link = Link(settings, clock, _SESSION_TIMEOUT)
         self._sessions = Sessions(settings, clock, f"{top}/sessions")
         self._reading = Reading(self._link, self._root, self._sessions)
         self._planner = Planner(self._root, self._reading, self._sessions)
-        self._commits = Commits(self._link, f"{top}/commits")
+        self._commits = Commits(self._link, f"{top}/commits", f"{top}/id")
         self._watches = Watches(self._link, f"{top}/sessions")
         try:
-            for folder in (f"{top}/sessions", f"{top}/commits", f"{self._root}/{GUARD}"):
+            for folder in (f"{top}/sessions", f"{self._root}/{GUARD}"):
                 self._link.make_all(folder)
+            self._commits.open()
         except BaseException:
             self._link.stop()
             raise
@@ -73,18 +83,48 @@ class ZooKeeperCoord:
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
         validate_commit(checks, writes, self.limits)
-        _refuse_too_large(writes)
         deadline = self._link.deadline()
+        if not any(isinstance(write, Delete) for write in writes):
+            return self._commit(checks, writes, deadline)
+        with self._turn(deadline):
+            return self._commit(checks, writes, deadline)
+
+    @contextmanager
+    def _turn(self, deadline: float) -> Iterator[None]:
+        """One commit of this handle at a time that deletes: each would refuse all the others.
+
+        It writes the guards of its folders, and every check in these folders names a guard.
+        """
+        left = max(0.0, deadline - self._clock.monotonic())
+        if not self._deleting.acquire(timeout=left):
+            raise StoreUnavailable(
+                f"ZooKeeper has not answered the commits before this one for {left:.0f} s"
+            )
+        try:
+            yield
+        finally:
+            self._deleting.release()
+
+    def _commit(
+        self, checks: Sequence[Check], writes: Sequence[Write], deadline: float
+    ) -> Committed | Conflict:
         fresh = False
+        cut_off = 0
         while True:
             self._know_folders(writes)
             plan = self._planner.plan(checks, writes, fresh=fresh)
             if isinstance(plan, Conflict):
                 return plan
+            size = _size(plan.operations)
+            if size > _MOST_BYTES:
+                raise _too_large(size)
             outcome = self._commits.run(plan.operations, deadline)
             if isinstance(outcome, Done):
                 return self._planner.done(plan, outcome)
             self._sort_out(plan, outcome)
+            cut_off = cut_off + 1 if isinstance(outcome.error, zk.ConnectionLoss) else 0
+            if cut_off >= _CUT_OFF and size > _SURELY_TAKEN:
+                raise _too_large(size) from outcome.error
             fresh = True
             if self._clock.monotonic() >= deadline:
                 raise StoreUnavailable("ZooKeeper: the records changed faster than they were read")
@@ -104,7 +144,12 @@ class ZooKeeperCoord:
         return findings(self._link)
 
     def close(self) -> None:
-        """End the sessions of this handle and give up its connections."""
+        """End the sessions of this handle and give up its connections.
+
+        A forked child has none of them: they are its parent's.
+        """
+        if self._link.origin.is_parent:
+            return
         self._sessions.close()
         self._watches.close()
         self._link.stop()
@@ -129,6 +174,11 @@ class ZooKeeperCoord:
                 f"session {refused.operation.path.rpartition('/')[2]} is over; "
                 "open a new one and start again"
             )
+        operation = refused.operation
+        is_folder = not is_record(operation.path.rpartition("/")[2])
+        if isinstance(refused.error, zk.NoNodeError) and (is_folder or operation.kind == "create"):
+            # Folders and guards stay for good, unless another program removes them.
+            raise came_back_empty()
         mendable = (zk.BadVersionError, zk.NoNodeError, zk.NodeExistsError, *DOUBTFUL)
         if not isinstance(refused.error, mendable):
             raise translated(refused.error)
@@ -155,12 +205,14 @@ class ZooKeeperCoord:
                 )
 
 
-def _refuse_too_large(writes: Sequence[Write]) -> None:
-    size = sum(
-        len(write.key) * 4 + _PER_OPERATION + (len(write.value) if isinstance(write, Put) else 0)
-        for write in writes
+def _size(operations: Sequence[Operation]) -> int:
+    """How many bytes the request has, or a few more."""
+    sizes = (len(each.path.encode()) + len(each.value) + _PER_OPERATION for each in operations)
+    return _PER_COMMIT + sum(sizes)
+
+
+def _too_large(size: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"commit is {size} bytes long; ZooKeeper takes 1 MB in all, or what jute.maxbuffer is set "
+        "to there: write less at once"
     )
-    if size > _MOST_BYTES:
-        raise InvalidRequest(
-            f"{size} bytes in one commit; ZooKeeper takes 1 MB in all (jute.maxbuffer)"
-        )

@@ -5,9 +5,16 @@ from __future__ import annotations
 from kazoo import exceptions as zk
 from kazoo.handlers.threading import KazooTimeoutError
 
-from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, StoreUnavailable
+from pxrs.errors import (
+    ConfigError,
+    InvalidRequest,
+    PxrsError,
+    StoreDamaged,
+    StoreError,
+    StoreUnavailable,
+)
 
-__all__ = ["DOUBTFUL", "translated", "zk"]
+__all__ = ["DOUBTFUL", "came_back_empty", "translated", "zk"]
 
 # It may have happened: the connection broke, or no answer came.
 DOUBTFUL = (
@@ -29,6 +36,16 @@ def translated(error: Exception) -> PxrsError:
         )
     if isinstance(error, DOUBTFUL):
         return StoreUnavailable(f"ZooKeeper does not answer ({type(error).__name__})")
+    if isinstance(error, zk.NoNodeError):
+        return came_back_empty()
     if isinstance(error, zk.BadArgumentsError):
         return InvalidRequest(f"ZooKeeper does not take this: {error}")
     return StoreError(f"ZooKeeper: {type(error).__name__} {error}")
+
+
+def came_back_empty() -> StoreDamaged:
+    """The error for a store that is not there any more, or is not the one that was opened."""
+    return StoreDamaged(
+        "what pxrs keeps in ZooKeeper is gone: the servers came back without their data, or its "
+        "folder was removed; restore the data, or open the store again to begin with an empty one"
+    )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import select
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import compress
 from typing import Any
 
@@ -16,10 +19,10 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from pxrs.clock import Clock
-from pxrs.config import ServerSettings
-from pxrs.errors import Closed, StoreUnavailable
+from pxrs.config import ServerSettings, TlsFiles
+from pxrs.errors import Closed, ConfigError, PxrsError, StoreUnavailable
 from pxrs.forks import Origin
-from pxrs.stores.zookeeper.failures import DOUBTFUL, translated, zk
+from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
 
 # kazoo reports every lost connection; who uses it learns that from us.
 _LOGGER = logging.getLogger("pxrs.zookeeper")
@@ -29,6 +32,8 @@ _LOGGER.propagate = False
 _LOGGER.setLevel(logging.INFO)
 
 _PAUSE = 0.02
+# How long it may take to see whether the servers let anybody in.
+_NEWCOMER = 2.0
 
 
 class Link:
@@ -38,25 +43,17 @@ class Link:
         self._settings = settings
         self._clock = clock
         self._closed = threading.Event()
-        self._origin = Origin()
-        self.client: Any = KazooClient(
-            hosts=",".join(settings.hosts),
-            timeout=session_timeout,
-            handler=Handler(),
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5),
-            logger=_LOGGER,
-            **_identity(settings),
-            **_tls(settings),
-        )
+        self.origin = Origin()
+        self._handler = Handler(None if settings.tls is None else _context(settings.tls))
+        self.client: Any = _client(settings, self._handler, session_timeout)
+        self._turned_away = False
         self.negotiated = session_timeout
         self._learn_what_is_negotiated()
         try:
             self.client.start(settings.timeout)
         except KazooTimeoutError:
             self.stop()
-            raise StoreUnavailable(
-                f"no ZooKeeper server can be reached: {', '.join(settings.hosts)}"
-            ) from None
+            raise self._unreachable() from None
         except zk.AuthFailedError as error:
             self.stop()
             raise translated(error) from error
@@ -70,26 +67,31 @@ class Link:
         """Returns when a request that begins now gives up."""
         return self._clock.monotonic() + self.timeout
 
-    def call(self, send: Callable[[Any], Any], deadline: float | None = None) -> Any:
+    def call(
+        self,
+        send: Callable[[Any], Any],
+        deadline: float | None = None,
+        expected: tuple[type[Exception], ...] = (),
+    ) -> Any:
         """Send until it is answered or the time is up: `StoreUnavailable`. For what may be
-        repeated. Errors of ZooKeeper itself are the caller's."""
+        repeated. Of ZooKeeper's own errors only the expected ones come as they are."""
         deadline = self.deadline() if deadline is None else deadline
         while True:
             try:
-                return self.once(send, deadline)
+                return self.once(send, deadline, expected)
             except DOUBTFUL as error:
                 if self._clock.monotonic() >= deadline:
                     raise translated(error) from error
                 self._closed.wait(_PAUSE)
 
-    def ask(self, send: Callable[[Any], Any]) -> Any:
-        """`call` where ZooKeeper has no reason to refuse: its errors are translated."""
-        try:
-            return self.call(send)
-        except zk.KazooException as error:
-            raise translated(error) from error
-
-    def make(self, path: str, deadline: float | None = None, *, ephemeral: bool = False) -> float:
+    def make(
+        self,
+        path: str,
+        deadline: float | None = None,
+        *,
+        value: bytes = b"",
+        ephemeral: bool = False,
+    ) -> float:
         """Make a znode; when the request that was answered was sent.
 
         One that is there is fine: an earlier try may not have been answered.
@@ -99,14 +101,10 @@ class Link:
         def create(client: Any) -> Any:
             nonlocal sent
             sent = self._clock.monotonic()
-            return client.create_async(path, b"", ephemeral=ephemeral)
+            return client.create_async(path, value, ephemeral=ephemeral)
 
-        try:
-            self.call(create, deadline)
-        except zk.NodeExistsError:
-            return sent
-        except zk.KazooException as error:
-            raise translated(error) from error
+        with suppress(zk.NodeExistsError):
+            self.call(create, deadline, (zk.NodeExistsError,))
         return sent
 
     def make_all(self, path: str) -> None:
@@ -115,19 +113,31 @@ class Link:
         for depth in range(1, len(parts) + 1):
             self.make("/" + "/".join(parts[:depth]))
 
-    def once(self, send: Callable[[Any], Any], deadline: float) -> Any:
+    def once(
+        self,
+        send: Callable[[Any], Any],
+        deadline: float,
+        expected: tuple[type[Exception], ...] = (),
+    ) -> Any:
         """Send once, over a connection that stands; `DOUBTFUL` errors leave it open.
 
         `StoreUnavailable` if there was no connection: then it was not sent.
         """
         self._await_connection(deadline)
-        answer = send(self.client)
-        if hasattr(answer, "get"):
-            return self._result(answer, deadline)
-        return [self._result(each, deadline) for each in answer]
+        try:
+            answer = send(self.client)
+            if hasattr(answer, "get"):
+                return self._result(answer, deadline)
+            return [self._result(each, deadline) for each in answer]
+        except (*DOUBTFUL, *expected):
+            raise
+        except zk.KazooException as error:
+            raise translated(error) from error
 
     def stop(self) -> None:
-        """Give the connection up, and with it the session."""
+        """Give the connection up, and with it the session; in a forked child it is its parent's."""
+        if self.origin.is_parent:
+            return
         self._closed.set()
         self.client.stop()
         self.client.close()
@@ -136,7 +146,7 @@ class Link:
         """Raise `Closed` if it is, or if this is another process than the one that opened it."""
         if self._closed.is_set():
             raise Closed("the store was closed")
-        self._origin.refuse_child()
+        self.origin.refuse_child()
 
     def _learn_what_is_negotiated(self) -> None:
         """Keep in `negotiated` after how many seconds of silence the server ends the session.
@@ -148,19 +158,48 @@ class Link:
         connect = connection._connect
 
         def learn(*args: Any) -> Any:
+            self._turned_away = True
             read_timeout, connect_timeout = connect(*args)
+            self._turned_away = False
             self.negotiated = read_timeout * 1.5 / 1000
             return read_timeout, connect_timeout
 
         connection._connect = learn
 
+    def _unreachable(self) -> PxrsError:
+        if self._turned_away and self._have_servers_gone_back():
+            return came_back_empty()
+        refused = self._handler.refused
+        why = "" if refused is None else f"; {refused}"
+        return StoreUnavailable(
+            f"no ZooKeeper server can be reached: {', '.join(self._settings.hosts)}{why}"
+        )
+
+    def _have_servers_gone_back(self) -> bool:
+        """Whether the servers have lost transactions that this client has seen.
+
+        They turn away who has seen more than they have, without a word; a new client gets in.
+        """
+        if not self.client.last_zxid:
+            return False
+        handler = Handler(None if self._settings.tls is None else _context(self._settings.tls))
+        newcomer = _client(self._settings, handler, _NEWCOMER)
+        try:
+            newcomer.start(min(self.timeout, _NEWCOMER))
+            newcomer.sync("/")
+            newcomer.exists("/")
+            return bool(newcomer.last_zxid < self.client.last_zxid)
+        except (zk.KazooException, KazooTimeoutError):
+            return False
+        finally:
+            newcomer.stop()
+            newcomer.close()
+
     def _await_connection(self, deadline: float) -> None:
         while not self.client.connected:
             self.check_open()
             if self._clock.monotonic() >= deadline:
-                raise StoreUnavailable(
-                    f"no ZooKeeper server can be reached: {', '.join(self._settings.hosts)}"
-                )
+                raise self._unreachable()
             self._closed.wait(_PAUSE)
         self.check_open()
 
@@ -188,6 +227,18 @@ def maybe(answer: Any) -> Any:
     return _Maybe(answer)
 
 
+def _client(settings: ServerSettings, handler: Handler, session_timeout: float) -> Any:
+    return KazooClient(
+        hosts=",".join(settings.hosts),
+        timeout=session_timeout,
+        handler=handler,
+        connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5),
+        logger=_LOGGER,
+        use_ssl=settings.tls is not None,
+        **_identity(settings),
+    )
+
+
 def _identity(settings: ServerSettings) -> dict[str, Any]:
     if settings.user is None:
         return {}
@@ -195,11 +246,17 @@ def _identity(settings: ServerSettings) -> dict[str, Any]:
     return {"auth_data": [("digest", login)], "default_acl": CREATOR_ALL_ACL}
 
 
-def _tls(settings: ServerSettings) -> dict[str, Any]:
-    files = settings.tls
-    if files is None:
-        return {}
-    return {"use_ssl": True, "ca": files.ca, "certfile": files.cert, "keyfile": files.key}
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """Servers have to show a certificate for the name that the URL has, by this authority."""
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key)
+    except ssl.SSLError as error:
+        raise ConfigError(f"the files of ca, cert and key can't be used: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"a file of ca, cert or key can't be read: {error.strerror}") from error
+    return context
 
 
 # Waiting for sockets as kazoo's threads do it, several times for every request. kazoo makes a new
@@ -212,7 +269,37 @@ Sockets = Sequence[Any]
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with a cheaper wait."""
+    """kazoo's threads, with a cheaper wait, and with TLS that checks whom it talks to.
+
+    kazoo's own way to connect checks no names, and trusts the system's authorities beside the
+    one that is given. `refused`: why the last server's certificate was not accepted.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._context = context
+        self.refused: str | None = None
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str, timeout: float, **_: Any
+    ) -> socket.socket:
+        """A connection to one server. kazoo takes any `OSError` as a reason to try the next."""
+        plain = socket.create_connection(address, timeout)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is None:
+                return plain
+            encrypted = self._context.wrap_socket(plain, server_hostname=hostname)
+        except BaseException as error:
+            plain.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                self.refused = (
+                    f"the certificate of {hostname} is not accepted ({error.verify_message}): "
+                    "it must name the host as the URL does, and be signed by what ca= names"
+                )
+            raise
+        self.refused = None
+        return encrypted
 
     def select(
         self, readers: Sockets, writers: Sockets, others: Sockets, timeout: float | None = None

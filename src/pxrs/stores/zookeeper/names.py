@@ -63,12 +63,17 @@ def key_prefix_of(root: str, folder: str) -> str:
 
 
 def _encode(part: str, *, first: bool = True) -> str:
-    """Text that ZooKeeper takes as a name; "%" for nothing. Letters of any script stay."""
+    """Text that ZooKeeper takes as a name; "%" for nothing. Letters of living scripts stay."""
     if not part:
         return "%" if first else ""
-    text = "".join(char if char.isalnum() or char in _SAFE else quote(char, "") for char in part)
+    text = "".join(char if _is_taken(char) else quote(char, "") for char in part)
     # Not "." and not "..", which ZooKeeper refuses.
     return text.replace(".", "%2E") if first and not text.strip(".") else text
+
+
+def _is_taken(char: str) -> bool:
+    """Whether ZooKeeper takes it in a name: nothing of what Java writes as two characters."""
+    return (char.isalnum() and char <= "\uffef") or char in _SAFE
 
 
 def _decode(name: str) -> str:

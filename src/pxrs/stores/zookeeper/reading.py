@@ -124,7 +124,9 @@ class Reading:
     def guards(self, folders: Iterable[str]) -> dict[str, int]:
         """The versions of the folders' guards, where there is one."""
         wanted = list(folders)
-        stats = self._link.ask(lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted])
+        stats = self._link.call(
+            lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted]
+        )
         found = {
             folder: stat.version
             for folder, stat in zip(wanted, stats, strict=True)
@@ -166,7 +168,7 @@ class Reading:
                 *(maybe(client.get_async(path)) for path in paths),
             ]
 
-        answers = self._link.ask(send)[1:]
+        answers = self._link.call(send)[1:]
         guards: dict[str, int] = {}
         for folder, stat in zip(folders, answers, strict=False):
             if stat is not None:
@@ -188,7 +190,7 @@ class Reading:
         if not names:
             return set()
         paths = [self._sessions.path(name) for name in names]
-        stats = self._link.ask(lambda client: [client.exists_async(path) for path in paths])
+        stats = self._link.call(lambda client: [client.exists_async(path) for path in paths])
         return {name for name, stat in zip(names, stats, strict=True) if stat is not None}
 
 
@@ -262,14 +264,14 @@ class Listings:
 
         found: dict[str, Listing] = {}
         stale: list[str] = []
-        for folder, answer in zip(folders, self._link.ask(look)[1 if sync else 0 :], strict=True):
+        for folder, answer in zip(folders, self._link.call(look)[1 if sync else 0 :], strict=True):
             if folder not in known or answer is None:
                 found[folder] = self._learn(folder, answer)
             elif (answer.czxid, answer.cversion) == known[folder][:2]:
                 found[folder] = known[folder]
             else:
                 stale.append(folder)
-        answers = self._link.ask(lambda client: [self._children(client, each) for each in stale])
+        answers = self._link.call(lambda client: [self._children(client, each) for each in stale])
         for folder, answer in zip(stale, answers, strict=True):
             found[folder] = self._learn(folder, answer)
         return [found[folder] for folder in folders]

@@ -15,7 +15,6 @@ from typing import Any
 
 from pxrs.errors import PxrsError
 from pxrs.stores.wakeups import LocalWatch
-from pxrs.stores.zookeeper.failures import zk
 from pxrs.stores.zookeeper.link import Link
 
 _EVERYTHING = "*"
@@ -95,9 +94,11 @@ class Watches:
             try:
                 for each in again:
                     self._arm(each)
-            except (PxrsError, zk.KazooException):
-                # The connection is gone; when it is back, all are set again.
-                continue
+            except PxrsError as error:
+                if error.retryable:
+                    # The connection is gone; when it is back, all are set again.
+                    continue
+                # Who waits has to be told, and is when it looks.
             self._wake(folder)
 
     def _wake(self, folder: str) -> None:

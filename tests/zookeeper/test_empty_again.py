@@ -1,0 +1,97 @@
+"""ZooKeeper that comes back without its data: said in our words; who opens it anew goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+
+import pytest
+
+import engines
+import pxrs
+from pxrs.config import parse_url, zookeeper_settings
+from pxrs.errors import OutcomeUnknown, SessionLost, StoreDamaged, StoreUnavailable
+from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+from pxrs.types import Check, Committed, Put
+from support.engine_fixtures import NewEngine
+
+pytestmark = pytest.mark.engine("zookeeper")
+PATIENCE = 30.0
+
+
+def wipe(engine: engines.Engine) -> None:
+    """Stop it, remove what it has stored, and start it again."""
+    engine.stop()
+    for data in engine.folder.glob("data*"):
+        for version in data.glob("version-*"):
+            shutil.rmtree(version)
+    engine.start()
+
+
+def told(call: Callable[[], object]) -> Exception:
+    """The first error that does not say to try again, or to look."""
+    for _ in range(20):
+        try:
+            call()
+        except (StoreUnavailable, OutcomeUnknown, SessionLost):
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test judges it
+            return error
+    raise AssertionError("nothing final was said")
+
+
+def take_one(px: pxrs.Pxrs) -> object:
+    with px.transaction() as tx:
+        item = tx.take("q", 0)
+        return None if item is None else item.value
+
+
+def test_an_old_handle_says_what_is_missing_and_a_new_one_begins_anew(
+    new_engine: NewEngine,
+) -> None:
+    engine = new_engine("zookeeper")
+    url = f"{engine.url}/x?timeout=1"
+    settings = zookeeper_settings(parse_url(url))
+    with pxrs.connect(url) as old, closing(ZooKeeperCoord(settings)) as fenced:
+        old.put("q", "before")
+        assert take_one(old) == "before"
+        owned = fenced.commit([], [Put("claims/1", b"mine")])
+        assert isinstance(owned, Committed)
+        watch = fenced.watch("claims/")
+        while watch.wait(0):
+            pass
+        wipe(engine)
+        for call in (
+            lambda: old.put("q", "lost"),
+            lambda: take_one(old),
+            lambda: fenced.session(5.0),
+            lambda: fenced.watch("other/"),
+            lambda: fenced.commit([], [Put("claims/1", b"mine")]),
+        ):
+            assert "open the store again" in str(told(call))
+        assert watch.wait(PATIENCE)
+        with pxrs.connect(url) as new, closing(ZooKeeperCoord(settings)) as other:
+            new.put("q", "after")
+            assert take_one(new) == "after"
+            assert isinstance(
+                other.commit([Check("claims/1", 0)], [Put("claims/1", b"")]), Committed
+            )
+            # The same counters as before: what was owned before must not pass for what is there.
+            for write in (Put("claims/1", b"again"), Put("elsewhere", b"")):
+                check = Check("claims/1", owned.versions["claims/1"])
+                late = partial(fenced.commit, [check], [write])
+                assert isinstance(told(late), StoreDamaged)
+            assert isinstance(told(lambda: old.put("q", "lost")), StoreDamaged)
+        watch.close()
+
+
+def test_a_folder_that_another_program_removed_is_told(zookeeper_url: str) -> None:
+    settings = zookeeper_settings(parse_url(zookeeper_url))
+    with closing(ZooKeeperCoord(settings)) as coord:
+        coord.commit([], [Put("a/b", b"")])
+        coord._link.client.delete(f"/{settings.prefix}/records/a", recursive=True)
+        assert isinstance(told(lambda: coord.commit([], [Put("a/b", b"")])), StoreDamaged)
+        with closing(ZooKeeperCoord(settings)) as again:
+            assert isinstance(again.commit([], [Put("a/b", b"")]), Committed)
