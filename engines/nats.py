@@ -13,22 +13,18 @@ from engines.probes import http_says, version_of
 from engines.process import Command
 from engines.sources import Missing, in_path, script
 
-# Nobody listens there.
-_CLOSED = 1
-
-Between = Callable[[int, int, int], int]
-
 
 def build(
     nodes: int = 1,
     sync: str = "2m",
     settings: Mapping[str, object] | None = None,
-    between: Between | None = None,
+    advertise: Callable[[int], int] = lambda port: port,
 ) -> Engine:
     """`sync`: JetStream's sync_interval, "always" for an fsync per message.
 
-    `settings` go into the servers' configuration as they are; None takes one out. `between`: the
-    port by which one node reaches another, given both numbers and the other's own port.
+    `advertise`: the port at which the other nodes reach the one that listens at a port.
+
+    `settings` go into the servers' configuration as they are; None takes one out.
     """
     program, origin = _find()
     return Engine(
@@ -38,14 +34,10 @@ def build(
             origin=origin,
             # For clients, for peers, for health.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, sync, settings or {}, between),
+            prepare=partial(_prepare, program, sync, settings or {}, advertise),
             url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
-
-
-def _route(between: Between | None, node: int, other: int, port: int) -> int:
-    return port if between is None or node == other else between(node, other, port)
 
 
 def _find() -> tuple[Path, str]:
@@ -62,11 +54,12 @@ def _prepare(
     program: Path,
     sync: str,
     settings: Mapping[str, object],
-    between: Between | None,
+    advertise: Callable[[int], int],
     folder: Path,
     ports: Sequence[int],
 ) -> list[Command]:
     numbers = range(len(ports) // 3)
+    known = [f"{HOST}:{advertise(port)}" for port in ports[1::3]]
     commands = []
     for number in numbers:
         client, peer, health = ports[3 * number : 3 * number + 3]
@@ -77,18 +70,12 @@ def _prepare(
             "jetstream": {"store_dir": str(folder / f"data{number}"), "sync_interval": sync},
         }
         if len(numbers) > 1:
-            cluster: dict[str, object] = {
+            config["cluster"] = {
                 "name": "pxrs",
                 "listen": f"{HOST}:{peer}",
-                "routes": [
-                    f"nats://{HOST}:{_route(between, number, other, ports[3 * other + 1])}"
-                    for other in numbers
-                ],
+                "advertise": known[number],
+                "routes": [f"nats://{address}" for address in known],
             }
-            if between is not None:
-                # Nodes tell each other, and clients, where they are: that would lead around it.
-                cluster |= {"advertise": f"{HOST}:{_CLOSED}", "no_advertise": True}
-            config["cluster"] = cluster
         config = {key: value for key, value in {**config, **settings}.items() if value is not None}
         path = folder / f"node{number}.conf"
         path.write_text(json.dumps(config, indent=2))

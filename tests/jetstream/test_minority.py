@@ -6,7 +6,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
-from support.proxy import Proxy
+from support.partitions import Network
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -32,23 +32,17 @@ HERE = LogPartition("t-1", 0)
 class Cluster:
     """Three nodes; the network between one and the others can be cut."""
 
-    def __init__(self, new_engine: NewEngine, stack: ExitStack) -> None:
-        self._stack = stack
-        self._routes: dict[tuple[int, int], Proxy] = {}
-        self.engine: Engine = new_engine("nats", nodes=3, between=self._between)
-
-    def _between(self, node: int, other: int, port: int) -> int:
-        proxy = self._routes[node, other] = self._stack.enter_context(Proxy(port))
-        return proxy.port
+    def __init__(self, new_engine: NewEngine, network: Network) -> None:
+        self._network = network
+        self.engine: Engine = new_engine(
+            "nats", before=network.joins, nodes=3, advertise=network.advertise
+        )
 
     def cut_off(self, node: int) -> None:
-        for ends, proxy in self._routes.items():
-            if node in ends:
-                proxy.refuse()
+        self._network.isolate(node)
 
     def heal(self) -> None:
-        for proxy in self._routes.values():
-            proxy.heal()
+        self._network.heal(reset=True)
 
     def url(self, node: int, timeout: int) -> str:
         port = self.engine.ports[3 * node]
@@ -75,8 +69,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(new_engine: NewEngine) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        yield Cluster(new_engine, stack)
+    with Network() as network:
+        yield Cluster(new_engine, network)
 
 
 def test_an_end_before_what_was_read_needs_a_majority(cluster: Cluster) -> None:
