@@ -135,7 +135,7 @@ def test_valkey(files: Certificates) -> None:
 
 @pytest.mark.engine("sqlite")
 def test_nodes(files: Certificates, tmp_path: Path) -> None:
-    """Of pxrs serve, over gRPC and over HTTP."""
+    """Of pxrs serve, for clients that are engines."""
     store = f"sqlite:///{tmp_path}/node.db"
     with LocalNode(store, tls_cert=str(files.cert), tls_key=str(files.key)) as node:
         asked = f"pxrs://{node.address}?timeout=1&ca="

@@ -201,10 +201,7 @@ def _secured(raw: socket.socket, tls: TlsFiles, host: str) -> _Tls:
             context.load_cert_chain(tls.cert, tls.key)
     except OSError as error:
         raise ConfigError(f"a file of pxrs:// can't be read: {error}") from None
-    try:
-        return _Tls(raw, context, host)
-    except ssl.SSLCertVerificationError as error:
-        raise Refused(f"its certificate could not be verified: {error.verify_message}") from None
+    return _Tls(raw, context, host)
 
 
 def _told(response: Response) -> str:
