@@ -92,6 +92,15 @@ class TestWhatCountsAsHandled:
                 assert watch.wait(PATIENCE)
             watch.close()
 
+    def test_to_begin_is_no_progress(self, topic: Pxrs) -> None:
+        """The background commits gaps of sources; here it comes before the first message."""
+        with join(topic, auto_commit=False, auto_commit_interval=1000) as consumer:
+            while len(consumer.assignment) < 2:
+                assert consumer.poll(timeout=0.05) == []
+            assert consumer.poll(timeout=0) == []
+            consumer._member.steps.commit_empty()
+            assert checkpoint(topic) is None
+
     def test_without_auto_commit_only_on_demand(self, topic: Pxrs) -> None:
         send(topic, 5)
         with join(topic, auto_commit=False, auto_commit_interval=0.01) as consumer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,30 +31,13 @@ from pxrs.testing.conformance.tools import append, batch, stored_in, values_in
 from pxrs.types import Append, Appended, Bounds, LogPartition
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.jetstream import opened
 from support.proxy import Proxy
 
 pytestmark = pytest.mark.engine("nats")
 
 HERE = LogPartition("t-1", 0)
 A_LOT = 1 << 30
-
-
-def opened(url: str) -> JetStreamLog:
-    return JetStreamLog(nats_settings(parse_url(url)))
-
-
-@pytest.fixture
-def url(nats_url: str) -> str:
-    return f"{nats_url}/t-{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[JetStreamLog]:
-    log = opened(url)
-    log.create("t-1", 1)
-    yield log
-    log.drop("t-1")
-    log.close()
 
 
 @pytest.fixture

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pxrs.config import nats_settings, parse_url
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
+from support.jetstream import opened
 
 pytestmark = pytest.mark.engine("nats")
 
 MANY = 100
-
-
-def opened(url: str) -> JetStreamLog:
-    return JetStreamLog(nats_settings(parse_url(url)))
-
-
-@pytest.fixture
-def url(nats_url: str) -> str:
-    return f"{nats_url}/t-{secrets.token_hex(6)}"
 
 
 @pytest.fixture

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 import nats
 import pxrs
-from pxrs.config import nats_settings, parse_url
 from pxrs.stores.jetstream.entries import BATCH, INLINE
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.jetstream.topics import Part
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import Append, Appended, Bounds, LogPartition
+from support.jetstream import opened
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -24,24 +24,6 @@ HERE = LogPartition("t-1", 0)
 A_LOT = 1 << 30
 FAR = 2**62
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-
-
-def opened(url: str) -> JetStreamLog:
-    return JetStreamLog(nats_settings(parse_url(url)))
-
-
-@pytest.fixture
-def url(nats_url: str) -> str:
-    return f"{nats_url}/t-{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[JetStreamLog]:
-    log = opened(url)
-    log.create("t-1", 1)
-    yield log
-    log.drop("t-1")
-    log.close()
 
 
 def part_of(log: JetStreamLog) -> Part:

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import pytest
 
-from pxrs.config import nats_settings, parse_url
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import Append, Appended, LogPartition
 from support.child import PATIENCE
+from support.jetstream import opened
 from support.proxy import Proxy
 
 pytestmark = pytest.mark.engine("nats")
 
 HERE = LogPartition("t-1", 0)
-
-
-def opened(url: str) -> JetStreamLog:
-    return JetStreamLog(nats_settings(parse_url(url)))
-
-
-@pytest.fixture
-def url(nats_url: str) -> str:
-    return f"{nats_url}/t-{secrets.token_hex(6)}"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[JetStreamLog]:
-    log = opened(url)
-    log.create("t-1", 1)
-    yield log
-    log.drop("t-1")
-    log.close()
 
 
 def test_a_slow_writer_gets_its_turn_beside_a_busy_one(

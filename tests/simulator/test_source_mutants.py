@@ -62,7 +62,7 @@ def a_chunk_that_was_cut_ends_where_it_did(patch: Patch) -> None:
 
 
 def empty_partitions_count_what_is_in_hand(patch: Patch) -> None:
-    patch.setattr(OwnedPartition, "is_untouched", True)
+    patch.setattr(OwnedPartition, "gap", OwnedPartition.moved)
 
 
 MUTANTS = [

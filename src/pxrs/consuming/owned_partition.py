@@ -110,11 +110,14 @@ class OwnedPartition:
     def started(self) -> bool:
         return self.progress is not None
 
-    @property
-    def is_untouched(self) -> bool:
-        """Whether nothing was handed out that is not committed: then its progress is a gap."""
+    def gap(self) -> Mark | None:
+        """Its progress, if nothing was handed out that is not committed: the source has a gap."""
         since = self.origin if self.checkpoint is None else self.checkpoint
-        return self.handed <= since and self.asked is None and self.shown <= since
+        if self.handed > since or self.asked is not None or self.shown > since:
+            return None
+        mark = self.moved()
+        # To have begun is no progress: a caller who commits by itself has committed nothing.
+        return mark if mark is not None and mark.checkpoint > since else None
 
     def start(self, offset: int) -> None:
         """Begin at this offset."""

@@ -253,7 +253,7 @@ class PartitionTable:
             return {
                 part: mark
                 for part, owned in self.partitions.items()
-                if owned.is_untouched and (mark := owned.moved()) is not None
+                if (mark := owned.gap()) is not None
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
