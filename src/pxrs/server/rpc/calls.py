@@ -29,7 +29,7 @@ from pxrs.server.rest.routes import Need
 from pxrs.server.rpc.transfers import Transfers
 from pxrs.server.tokens import Identity
 
-# What the largest calls of our own clients have; all others are smaller.
+# As much as a frame of `pxrs://`: the largest value of a key, with its key and more.
 LARGEST_MESSAGE = MOST_FRAME_BYTES
 # What an answer needs while it is sent, in times its size: gRPC has a copy.
 COPIES = 2
