@@ -10,7 +10,19 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import client, engines, groups, jetstream, log, queues, report, serve, sources, walks
+from bench import (
+    client,
+    engines,
+    groups,
+    jetstream,
+    kv,
+    log,
+    queues,
+    report,
+    serve,
+    sources,
+    walks,
+)
 from bench.harness import Options, Say, Section
 
 
@@ -58,6 +70,7 @@ _command("engines", "Engines that are servers, with fsync.", engines.PARTS)
 _command("queue", "Work queues on SQLite: 100-byte items, synchronous=FULL.", queues.PARTS)
 _command("serve", "A node over SQLite: 100-byte messages, synchronous=FULL.", serve.PARTS)
 _command("client", "pxrs:// through one node over SQLite, synchronous=FULL.", client.PARTS)
+_command("kv", "Keys and values, embedded, with fsync: puts and gets.", kv.PARTS)
 _command("sources", "A table of 100-byte rows, consumed and copied.", sources.PARTS)
 _command("jetstream", "JetStream against nats-py: 100-byte messages, one server.", jetstream.PARTS)
 

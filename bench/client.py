@@ -6,8 +6,8 @@ import asyncio
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -21,9 +21,15 @@ from bench import ours
 from bench.harness import Check, Contestant, Options, Sample, Say, Section, compare
 from bench.ours import Px
 from bench.workload import PAIRS, PARTITIONS, TOPIC, passes, rounded
+from pxrs.client.router import Router
+from pxrs.client.topology import NodeAddress, NodesView, Topology
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.kv import shard_of
+from pxrs.core.routing import SLOTS
 
 _THREADS = 16
+# Of each thread.
+_KEYS = 30
 _ECHO = "/bench.Echo/Call"
 
 
@@ -110,13 +116,12 @@ def consuming(options: Options, say: Say) -> Section:
 
 
 def _in_threads(work: Callable[[int], None], count: int) -> Sample:
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(_THREADS)]
-    began = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return Sample(count * _THREADS, perf_counter() - began)
+    """Work of 16 threads. One that fails ends the measurement: its calls were not made."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        began = perf_counter()
+        for each in [pool.submit(work, name) for name in range(_THREADS)]:
+            each.result()
+        return Sample(count * _THREADS, perf_counter() - began)
 
 
 def puts(options: Options, say: Say) -> Section:
@@ -133,33 +138,57 @@ def puts(options: Options, say: Say) -> Section:
     return _both("put of keys, 16 threads", put, options, say, 0.5)
 
 
-def work(options: Options, say: Say) -> Section:
+def _unit(px: Px) -> None:
     """A unit of work that takes an item and puts another."""
+    with px.transaction() as tx:
+        item = tx.take("in", timeout=5)
+        tx.put("out", item.value)
+
+
+def work(options: Options, say: Say) -> Section:
+    """Units of work, one after the other: each waits for its own two calls."""
     count = 50 if options.quick else 300
 
     def do(px: Px) -> Sample:
         px.put_many("in", ["x" * 100] * count)
         began = perf_counter()
         for _ in range(count):
-            with px.transaction() as tx:
-                item = tx.take("in", timeout=5)
-                tx.put("out", item.value)
+            _unit(px)
         return Sample(count, perf_counter() - began)
 
     return _both("take and put", do, options, say, 0.5)
 
 
+def work_together(options: Options, say: Say) -> Section:
+    """Units of work of 16 threads."""
+    count = 10 if options.quick else 60
+
+    def do(px: Px) -> Sample:
+        px.put_many("in", ["x" * 100] * (count * _THREADS))
+
+        def units(_: int) -> None:
+            for _number in range(count):
+                _unit(px)
+
+        return _in_threads(units, count)
+
+    return _both("take and put, 16 threads", do, options, say, 0.5)
+
+
 def gets(options: Options, say: Say) -> Section:
-    """Gets from 16 threads, beside calls of a bare gRPC server that does nothing."""
+    """Gets of different keys from 16 threads, beside a bare gRPC server that does nothing."""
     count = 60 if options.quick else 300
 
     def get(folder: Path) -> Sample:
         with remote(folder) as px:
-            px.kv.put("k", b"x" * 100)
+            for name in range(_THREADS):
+                for number in range(_KEYS):
+                    px.kv.put(f"{name}-{number}", b"x" * 100)
 
-            def work(_: int) -> None:
-                for _number in range(count):
-                    px.kv.get("k")
+            def work(name: int) -> None:
+                for number in range(count):
+                    if px.kv.get(f"{name}-{number % _KEYS}") is None:
+                        raise AssertionError("a key is missing")
 
             return _in_threads(work, count)
 
@@ -209,15 +238,27 @@ async def _echo(port: int) -> None:
 
 
 def routing(options: Options, say: Say) -> Section:
-    """The shard of a key that was asked for before."""
-    keys = [key for key, _ in PAIRS[:5000]]
-    for key in keys:
-        shard_of(key)
-    began = perf_counter()
-    for key in keys:
-        shard_of(key)
-    took = 1e6 * (perf_counter() - began) / len(keys)
-    return Section(checks=[Check("the shard of a key", took, 1.0, "µs")])
+    """The node of a key, in a view of three nodes: of keys not asked for before, and again."""
+    topology = Topology()
+    nodes = tuple(NodeAddress(name, f"{name}:6080") for name in "abc")
+    slots = tuple(nodes[slot % len(nodes)].name for slot in range(SLOTS))
+    topology.update(NodesView(1, nodes, slots))
+    router = Router(topology, SYSTEM_CLOCK)
+    keys = [b"route:%d" % number for number in range(5000)]
+
+    def timed(title: str, find: Callable[[bytes], object], most: float) -> Check:
+        began = perf_counter()
+        for key in keys:
+            find(key)
+        return Check(title, 1e6 * (perf_counter() - began) / len(keys), most, "µs")
+
+    return Section(
+        checks=[
+            timed("the node of a new key", router.node_for, 30.0),
+            timed("the node of a key asked for before", router.node_for, 10.0),
+            timed("the shard of a key asked for before", shard_of, 1.0),
+        ]
+    )
 
 
 PARTS = {
@@ -226,6 +267,7 @@ PARTS = {
     "puts": puts,
     "gets": gets,
     "work": work,
+    "work together": work_together,
     "routing": routing,
 }
 

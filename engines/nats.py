@@ -19,10 +19,13 @@ def build(
     sync: str = "2m",
     settings: Mapping[str, object] | None = None,
     advertise: Callable[[int], int] = lambda port: port,
+    tells_clients: bool = True,
 ) -> Engine:
     """`sync`: JetStream's sync_interval, "always" for an fsync per message.
 
     `advertise`: the port at which the other nodes reach the one that listens at a port.
+
+    `tells_clients`: of all nodes, so that a client that knows one may go to another.
 
     `settings` go into the servers' configuration as they are; None takes one out.
     """
@@ -34,7 +37,7 @@ def build(
             origin=origin,
             # For clients, for peers, for health.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, sync, settings or {}, advertise),
+            prepare=partial(_prepare, program, sync, settings or {}, advertise, tells_clients),
             url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
@@ -55,6 +58,7 @@ def _prepare(
     sync: str,
     settings: Mapping[str, object],
     advertise: Callable[[int], int],
+    tells_clients: bool,
     folder: Path,
     ports: Sequence[int],
 ) -> list[Command]:
@@ -74,6 +78,7 @@ def _prepare(
                 "name": "pxrs",
                 "listen": f"{HOST}:{peer}",
                 "advertise": known[number],
+                "no_advertise": not tells_clients,
                 "routes": [f"nats://{address}" for address in known],
             }
         config = {key: value for key, value in {**config, **settings}.items() if value is not None}

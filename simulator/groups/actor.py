@@ -13,10 +13,10 @@ from itertools import count
 from random import Random
 
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.core.records import head_key, members_prefix
-from pxrs.decoding import Decoder
 from pxrs.errors import (
     Displaced,
     Fenced,

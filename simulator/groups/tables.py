@@ -28,6 +28,7 @@ class SimulatedTable:
     """One table, for the world; see `TableDatabase` for those who read it."""
 
     place = "the world"
+    gives_rows = False
 
     def __init__(self, topic: Topic, ledger: Ledger, rng: Random) -> None:
         self._topic = topic

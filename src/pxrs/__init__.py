@@ -109,7 +109,7 @@ if _typing.TYPE_CHECKING:
     from pxrs.queues.unit_of_work import UnitOfWork
     from pxrs.sources.admin import SourceInfo, Sources
 
-# Loaded at first use: a program that only sends does not pay for them.
+# Loaded at first use: a program that only sends need not load them.
 _LATER = {
     "Consumer": "consuming.consumer",
     "Transaction": "consuming.transactions",
@@ -221,7 +221,7 @@ __all__ = [
     "Entry",
     "Version",
     "ABSENT",
-    # what exists already, as a topic; see pxrs.sources
+    # existing streams as topics; see pxrs.sources
     "Sources",
     "SourceInfo",
     # nodes, for pxrs://

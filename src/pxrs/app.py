@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from pxrs import signatures
 from pxrs.arguments import check_connection, check_handler, given_connection
 from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.codec.messages import Decoder
 from pxrs.config import (
     MOST_BYTES,
     ConsumerSettings,
@@ -26,7 +27,6 @@ from pxrs.config import (
     check_member_name,
 )
 from pxrs.consuming.reader import Reader
-from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError
 from pxrs.options import (
     ConsumerOptions,
@@ -54,7 +54,7 @@ from pxrs.stores.open import open_stores
 from pxrs.topics import Topics as TopicRecords
 from pxrs.types import Header, Message, Plain, Read, Topic
 
-# What consumers and queues need is loaded at first use: a program that only sends starts sooner.
+# Modules for consumers and queues are loaded at first use: a program that only sends starts sooner.
 if TYPE_CHECKING:
     from pxrs.client.client import Client
     from pxrs.consuming.consumer import Consumer
@@ -104,12 +104,12 @@ def connect(url: str, *, coord: str | None = None, log: str | None = None) -> Px
     - `nats://host:4222,host2:4222/prefix` (extra `nats`): JetStream. `?replicas=3` (1, 3 or 5),
       `?timeout=20`, `?domain=…`, `?credentials=…` or `?nkey=…`, and TLS as above.
 
-    And everything on nodes of `pxrs serve` (extra `remote`), which keep it wherever they do:
+    And everything on nodes of `pxrs serve` (extra `remote`), which keep it in their own store:
 
     - `pxrs://host:6080,host2:6080`, with a token: `pxrs://TOKEN@host:6080`. `?timeout=15` seconds
       for a call, whichever node answers; TLS as above. `tx.execute` is not carried.
 
-    `coord` says where groups, queues and all else that is owned are kept, `log` where messages are:
+    `coord` is the store of groups, queues and all else that is owned, `log` that of messages:
     `connect("sqlite:///app.db", coord="etcd://host:2379")`,
     `connect("etcd://a,b,c", log="nats://a,b,c?replicas=3")`. One text can name all of it:
     `connect("etcd://a,b,c log=nats://a,b,c?replicas=3")`. Extras are installed with
@@ -142,7 +142,7 @@ class Pxrs:
         self._making = threading.Lock()
         self._turns: Turns | None = None
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
-        # Those of runs: a run tells how they are doing, and closes them.
+        # Members of runs: a run reports their health, and closes them.
         self._run_members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._running: list[Running] = []
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -155,7 +155,7 @@ class Pxrs:
     @property
     def topics(self) -> Topics:
         """The topics of this store: make, list, describe, delete; dead letters: look, redrive."""
-        # Made anew each time: kept here, it would keep this object alive.
+        # Made anew each time: an attribute would keep this object alive.
         return Topics(
             self.stores.coord,
             self._stores.log,
@@ -171,7 +171,7 @@ class Pxrs:
     ) -> Producer[Plain]:
         """A producer. Use it with `with`: leaving it flushes.
 
-        `serde` is how objects become values; without, they are text or bytes.
+        `serde` turns objects into values; without one, they are text or bytes.
         """
         refuse_unknown("producer", options, ProducerOptions)
         settings = filled(ProducerSettings, options)
@@ -194,7 +194,7 @@ class Pxrs:
     ) -> Consumer:
         """Consume topics as a member of a group: a name, several, or a compiled pattern.
 
-        `serde` is how values become objects; without, they are bytes.
+        `serde` turns values into objects; without one, they are bytes.
         """
         refuse_unknown("consumer", options, ConsumerOptions)
         settings = _member_settings(group, options)
@@ -231,9 +231,9 @@ class Pxrs:
         decides. Both are logged (`pxrs.run`). One that wants to end the program (`sys.exit`) ends
         the run: `join` raises `HandlerFailed`.
 
-        `workers` are threads. With `processes` so many processes do the same, each with its
+        `workers` are threads. With `processes`, that many processes do the same, each with its
         threads and a member of its own; the handler must be importable, not a closure. `serde`
-        is how values become objects; without, they are bytes.
+        turns values into objects; without one, they are bytes.
         """
         check_handler(handler, "message", instead="pxrs.aio's run")
         return self._start(run_job(handler, topic, group, serde, options))
@@ -255,7 +255,7 @@ class Pxrs:
     def _begin(self, work: Work) -> Running:
         running = Running(work, self.stop)
         with self._making:
-            # One that has failed stays until somebody was told: a probe must see it.
+            # A failed one stays until its error was raised to a caller: a probe must see it.
             self._running = [each for each in self._running if not each._is_settled]
             self._running.append(running)
         return running._start()
@@ -309,7 +309,7 @@ class Pxrs:
         return self._unit_of_work("begin", connection, serde, options, commit_on_exit=False)
 
     def _joining(self, connection: Any, serde: Serde[Plain] | None = None) -> UnitOfWork[Plain]:
-        """For one change: in the caller's transaction, or without a connection in its own."""
+        """A unit of work for one change: in the caller's transaction, or else in its own."""
         from pxrs.queues.unit_of_work import UnitOfWork
 
         return UnitOfWork(self._context(), connection=connection, serde=serde)
@@ -343,9 +343,9 @@ class Pxrs:
         connection: Any = None,
         **options: Unpack[PutOptions],
     ) -> int | None:
-        """Put one item, durably; its id, or None if it is a duplicate (`dedupe`).
+        """Put one item, durably; returns its id, or None if it is a duplicate (`dedupe`).
 
-        None, too, if the store did not answer the commit and only said later that it was done.
+        None, too, if the store did not answer the commit and only later confirmed that it was done.
         With a `connection` of the caller's it is put when, and only if, the caller commits.
         """
         with self._joining(connection, serde) as work:
@@ -398,15 +398,15 @@ class Pxrs:
 
         It starts at once, in the background: `px.listen(…).join()` waits until it is stopped, and
         leaving `with px.listen(…):` stops it. When the handler returns its transaction commits:
-        the item is done and what it put is there. What it raises rolls back, and the item is
-        delivered again after `retry`'s delays, five times in all by default; then
+        the item is done and what it put is there. If it raises, the transaction rolls back, and
+        the item is delivered again after `retry`'s delays, five times in all by default; then
         `on_failure` decides. Failures are logged (`pxrs.listen`). A handler that wants to end the
         program (`sys.exit`) ends the listener: `join` raises `HandlerFailed`.
 
-        `workers` are threads. With `processes` so many processes have `workers` threads each; the
-        handler must be importable, not a closure. An item whose last holder died is handled
-        while no other worker of the process has one in hand. `serde` is how values become objects,
-        and objects values; without, they are text or bytes.
+        `workers` are threads. With `processes`, that many processes have `workers` threads each;
+        the handler must be importable, not a closure. An item whose last holder died is handled
+        while no other worker of the process has one in hand. `serde` turns values into objects,
+        and objects into values; without one, they are text or bytes.
         """
         check_handler(handler, "item", "tx", instead="pxrs.aio's listen")
         return self._start(listen_job(queue, handler, serde, options))
@@ -449,8 +449,8 @@ class Pxrs:
         work.
 
         The messages are committed together with the checkpoint where one store holds both.
-        Elsewhere they are appended so that the log recognises what it has already. It starts at
-        once, in the background, as `run` does: `px.relay(…).join()` waits until it is stopped.
+        Otherwise they are appended so that the log recognises repeats. It starts at once, in the
+        background, as `run` does: `px.relay(…).join()` waits until it is stopped.
         """
         refuse_unknown("relay", options, MemberOptions)
         if options.get("key_serde") is not None:
@@ -506,7 +506,7 @@ class Pxrs:
 
     @property
     def client(self) -> Client:
-        """The nodes behind a `pxrs://` URL: which there are, who leads what, and statistics."""
+        """The nodes behind a `pxrs://` URL: their list, the leaders of slots, and statistics."""
         if not isinstance(self.stores, OfNodes):
             raise ConfigError("only a store at pxrs:// has nodes; this one is used directly")
         return self.stores.client
@@ -521,7 +521,7 @@ class Pxrs:
         return self._queues
 
     def _resender(self) -> Producer:
-        """For messages that were sent once: whatever could be can be again, with headers added."""
+        """A producer for messages that were sent before, which may be larger by added headers."""
         return self.producer(max_message_bytes=MOST_BYTES, buffer_bytes=MOST_BYTES)
 
     def stop(self) -> None:
@@ -549,7 +549,7 @@ class Pxrs:
 
         For probes: `all(each.ok for each in px.health().values())`. A consumer's name is its
         member's; see `Running.health` for the others. A run or listener that has ended by itself
-        is "failed" until its `join` has told why, and another one is started.
+        is "failed" until its `join` has raised the error, and another one is started.
         """
         here = [member for member in _all_of(self._members) if not member.has_left]
         found = [(member.name, member.health()) for member in here]
@@ -570,20 +570,20 @@ class Pxrs:
         """Stop every listener and run, close every consumer, flush every producer, close the store.
 
         Runs and listeners finish what is in hand and commit it, as with `stop`; for 30 seconds at
-        most. A handler that calls this is not waited for: its message or item comes again. Raises
-        what a producer's `close` raises, and what ended a run or listener that was not joined,
-        once all is closed.
+        most. A handler that calls this is not waited for: its message or item comes again. Once
+        all is closed, raises the errors of a producer's `close`, and of a run or listener that has
+        ended by itself and was not joined.
         """
         self._end(None)
 
     def _end(self, reason: BaseException | None) -> None:
-        """Close because of an error that is on its way: see `Producer._end`."""
+        """Close because of an error that is being raised: see `Producer._end`."""
         self.stop()
-        # Last in, first out. One that fails to close must not keep the others, and the store, open.
+        # Last in, first out. A failure to close one must not leave the others, and the store, open.
         with ExitStack() as closing:
             closing.callback(self._stores.close)
             closing.callback(self._end_session)
-            for producer in list(self._producers):
+            for producer in _all_of(self._producers):
                 closing.callback(producer._end, reason)
             for member in [*_all_of(self._members), *_all_of(self._run_members)]:
                 closing.callback(member.close)
@@ -593,11 +593,11 @@ class Pxrs:
 
     @property
     def _is_around_here(self) -> bool:
-        """Whether this is code that one of its runs or listeners calls: a handler."""
+        """Whether the caller is inside of a handler of one of its runs or listeners."""
         return any(running._is_around_here for running in self._running)
 
     def _end_session(self) -> None:
-        """Free what is still held."""
+        """Free items that are still held."""
         if self._work_context is not None:
             self._work_context.hold_session.close()
 
@@ -615,7 +615,7 @@ def _work_in_process(url: str, job: Job) -> None:
 
 
 def _all_of(some: weakref.WeakSet[T]) -> list[T]:
-    """Those that are there now, while another thread may add to them."""
+    """A list of the present members, while another thread may add some."""
     while True:
         try:
             return list(some)
@@ -625,7 +625,7 @@ def _all_of(some: weakref.WeakSet[T]) -> list[T]:
 
 
 def _named(found: list[tuple[str, Health]]) -> dict[str, Health]:
-    """By name, sorted; those with a name that there is already are numbered."""
+    """Sorts by name; numbers those whose name is taken already."""
     named: dict[str, Health] = {}
     times: Counter[str] = Counter()
     for name, health in sorted(found, key=lambda each: each[0]):

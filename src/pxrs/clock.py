@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time to code that needs it; nothing else reads the system's clocks."""
+    """The time for all code that needs it; nothing else reads the system's clocks."""
 
     def monotonic(self) -> float:
         """Seconds that only go forward, while the machine sleeps too. For deadlines."""

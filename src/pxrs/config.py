@@ -13,7 +13,7 @@ from pxrs.errors import ConfigError, InvalidRequest, quoted
 from pxrs.types import RESERVED
 from pxrs.urls import Shy, StoreUrl, is_secret, public, split, take_apart
 
-# The last offset of each topic that was handled elsewhere, or one of the words.
+# By topic, the last offset that was handled elsewhere; or one of the words.
 Start = Literal["earliest", "latest", "error"] | Mapping[str, int]
 OnTrimmed = Literal["error", "earliest", "latest"]
 Strategy = Literal["sticky", "fair", "range"]
@@ -29,7 +29,7 @@ _SCHEMES = ("memory", "sqlite", *_SERVERS, "pxrs")
 _DRIVEN = ("sqlite", "postgresql", "postgres", *_SQL)
 _LONGEST_NAME = 249
 _MOST_PARTITIONS = 100_000
-# A year, and half of what a batch or a value in SQLite can hold.
+# A year; and half of the bytes that a batch or a value in SQLite can hold.
 _MOST_SECONDS = 365 * 24 * 3600
 MOST_BYTES = 2**29
 # Consumers refuse compressed batches that are larger, or have more messages than fit into these.
@@ -172,8 +172,8 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `start`: where to begin in a partition without a checkpoint; `on_trimmed`: what to do when
     the checkpoint points to messages that retention has removed. `prefetch_bytes`: how much is
     fetched ahead, decompressed, of all partitions together. `stuck_after`: how long a handler may
-    be at the same messages before that is reported. `static`: the member keeps its name, and its
-    partitions wait for it.
+    have the same messages in hand before that is reported. `static`: the member keeps its name,
+    and its partitions wait for it.
     """
 
     group: str
@@ -313,7 +313,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """Write the message to a topic of dead letters and go on.
 
     That topic is `<topic>.dlq` unless named here, and is created when needed. The letter keeps key,
-    value and headers, and gets headers that say where it came from and what failed.
+    value and headers, and gets headers with its origin and the error.
     """
 
     topic: str | None = None
@@ -386,7 +386,7 @@ class PostgresSettings(Shy, frozen=True, kw_only=True):
 def postgres_settings(url: StoreUrl) -> PostgresSettings:
     """`postgresql://user@host:5432/database?schema=pxrs&connections=8&busy_timeout=10`.
 
-    Other options are libpq's, such as `sslmode`; the driver refuses what it does not know.
+    Other options are libpq's, such as `sslmode`; the driver refuses unknown ones.
     """
     own = ("schema", "connections", "busy_timeout")
     rest = tuple(each for each in url.query if each.partition("=")[0] not in own)
@@ -527,7 +527,7 @@ def _attempts(given: str | None) -> int | None:
 
 
 class MysqlTls(Shy, frozen=True, kw_only=True):
-    """Files as in `TlsFiles`, and what is checked: all of it, unless the URL says otherwise."""
+    """Files as in `TlsFiles`, and the checks: all of them, unless the URL turns one off."""
 
     ca: str | None = None
     capath: str | None = None
@@ -549,7 +549,7 @@ class SqlSettings(Shy, frozen=True, kw_only=True):
     tls: MysqlTls | None = None
 
 
-# A network that goes silent must not hold a member for ever; longer than a lock may be waited for.
+# A network that goes silent must not block a member for ever; longer than a wait for a lock.
 _PATIENCE = {"connect_timeout": 5, "read_timeout": 15, "write_timeout": 15}
 _DRIVERS = {"mysql": "pymysql", "mariadb": "pymysql", "oracle": "oracledb"}
 _TLS_FILES = ("ca", "capath", "cert", "key", "key_password", "cipher")

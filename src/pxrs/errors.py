@@ -88,7 +88,7 @@ class PxrsError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, *args: object) -> None:
-        # Many quote a driver, or another program, who may quote a password.
+        # Many errors quote a driver, or another program, which may quote a password.
         super().__init__(*(hidden(each) if isinstance(each, str) else each for each in args))
 
     @property
@@ -98,7 +98,7 @@ class PxrsError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened and what to do."""
+        """The text: what happened and what to do."""
         return str(self)
 
     @property
@@ -108,7 +108,7 @@ class PxrsError(Exception):
 
     @property
     def context(self) -> dict[str, Any]:
-        """What it is about, by name: a key, versions, partitions."""
+        """The error's attributes by name: a key, versions, partitions."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -224,7 +224,7 @@ class MessageTooLarge(InvalidRequest):
 
 
 class StoreError(PxrsError):
-    """The engine underneath could not do what was asked."""
+    """The engine underneath could not execute the call."""
 
 
 class StoreBusy(StoreError):
@@ -263,16 +263,16 @@ class StoreDamaged(StoreError):
 class MessagesLost(StoreError):
     """The engine lost messages that were read from it, and gives their offsets to new ones.
 
-    Reading on would pass over the new ones in silence, so pxrs goes on only where it is told to.
-    `offset` is how far the partition was read or committed; `start` and `end` are what it holds
-    now, None if it is not there at all.
+    Reading on would skip the new ones in silence, so pxrs goes on only after a seek or a reset.
+    `offset` is how far the partition was read or committed; `start` and `end` are its bounds
+    now, None if it does not exist at all.
     """
 
     def __init__(
         self, topic: str, partition: int, offset: int, start: int | None, end: int | None
     ) -> None:
         if end is None:
-            found = "is not there any more, though nobody has deleted the topic"
+            found = "does not exist any more, though the topic was not deleted"
             what_to_do = "delete the topic and create it again"
         elif end < offset:
             found = f"ends at {end} now"
@@ -296,7 +296,7 @@ class MessagesLost(StoreError):
 
 
 class SourceChanged(StoreError):
-    """A source is not what it was: rows would be skipped, or delivered twice."""
+    """A source was changed so that rows would be skipped, or delivered twice."""
 
 
 class SchemaMismatch(StoreError):
@@ -334,7 +334,7 @@ class DeliveryFailed(PxrsError):
     """Messages were not appended within `delivery_timeout`, or never can be; the cause is chained.
 
     Raised by the handle that `send` returned, or by `flush` and `close` if the program did not ask
-    that handle. `send` itself raises it if the topic could not be looked up for so long.
+    that handle. `send` itself raises it if the topic could not be looked up in that time.
     """
 
 
@@ -367,7 +367,7 @@ class AlreadyExists(PxrsError):
 
 
 class NotLeader(PxrsError):
-    """Another node leads the key, and the one that was asked did nothing. Clients go there."""
+    """Another node leads the key; this one did nothing. Clients go to the leader."""
 
     retryable = True
 
@@ -428,8 +428,8 @@ class SessionLost(PxrsError):
 class PermissionDenied(PxrsError):
     """The token may not do this. Nothing was changed.
 
-    `right` is what it would need, as `pxrs token create --allow` takes it; empty if no right would
-    do.
+    `right` is the missing right, as `pxrs token create --allow` takes it; empty if no right would
+    suffice.
     """
 
     def __init__(self, message: str, right: str = "") -> None:

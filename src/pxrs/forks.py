@@ -1,7 +1,7 @@
 """Objects that were made before a fork: only the parent process may use them.
 
 A forked child has copies of the parent's locks, sockets and files, but none of its threads. So
-stores, producers and whatever else owns one of these refuse to work in a child, and let go of
+stores, producers and all other objects that own one of these refuse to work in a child, and close
 what the child must not keep open. `Origin` is the one place where that is decided.
 """
 
@@ -38,7 +38,7 @@ class Origin:
         _origins.add(self)
 
     def close(self) -> None:
-        """Nothing is left that a forked child would have to let go of."""
+        """Stop calling methods in forked children: nothing is left to close there."""
         _origins.discard(self)
 
     @property

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 
 class Loop:
-    """Calls `step`, then waits for as many seconds as it said, or until woken; None ends it.
+    """Calls `step`, then waits for the seconds that it returns, or until woken; None ends it.
 
     It does not keep the step's object alive: when that is dropped, the thread ends.
     """
@@ -32,12 +32,12 @@ class Loop:
 
     def wake(self) -> None:
         """Do the step soon. From anywhere, destructors too."""
-        # An alarm that nobody has taken yet is enough: a loop that does not run takes none.
+        # One alarm that was not taken yet is enough: a loop that does not run takes none.
         if self._alarm.empty():
             self._alarm.put(None)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the thread's end, for so many seconds at most."""
+        """Wait for the thread's end, for `timeout` seconds at most."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 

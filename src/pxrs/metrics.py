@@ -32,7 +32,13 @@ FENCED = Metric("pxrs_fenced_commits", "counter", "Commits of partitions that an
 WAITING = Metric("pxrs_waiting_fetches", "gauge", "Fetches that wait for messages.")
 HELD_MEMBERS = Metric("pxrs_held_members", "gauge", "Members that this node holds for clients.")
 LEASES = Metric("pxrs_leases", "gauge", "Leases on items of queues.")
-REBALANCES = Metric("pxrs_group_generation", "gauge", "Rebalances of a group so far.", ("group",))
+GENERATION = Metric("pxrs_group_generation", "gauge", "Rebalances of a group so far.", ("group",))
+REBALANCES = Metric(
+    "pxrs_group_rebalances",
+    "counter",
+    "Rebalances of all groups since the node looks, by reason (a rebalance may have several).",
+    ("reason",),
+)
 LAG = Metric(
     "pxrs_group_lag_messages", "gauge", "Messages that a group has not handled.", ("group",)
 )
@@ -43,10 +49,13 @@ QUEUE_ITEMS = Metric("pxrs_queue_items", "gauge", "Items of a queue.", ("queue",
 QUEUE_AGE = Metric(
     "pxrs_queue_oldest_seconds", "gauge", "Age of a queue's oldest item.", ("queue",)
 )
+NOT_SHOWN = Metric(
+    "pxrs_not_shown", "gauge", "Groups and queues that are too many to be shown here.", ("kind",)
+)
 STORE_UP = Metric("pxrs_store_up", "gauge", "1 while the store answers.")
 STORE_OUTAGES = Metric("pxrs_store_outages", "counter", "Times that the store stopped answering.")
 SLOTS_LED = Metric("pxrs_slots_led", "gauge", "Slots that this node leads.")
-# Of clients of nodes.
+# Metrics of the clients of nodes.
 CLIENT_STREAMS = Metric("pxrs_client_streams", "gauge", "Open streams to nodes.")
 CLIENT_STREAMS_OPENED = Metric("pxrs_client_streams_opened", "counter", "Streams opened to nodes.")
 CLIENT_NODES = Metric("pxrs_client_nodes", "gauge", "Nodes that are known.")

@@ -2,7 +2,7 @@
 
 Functions take them as `**options: Unpack[ConsumerOptions]`, so type checkers know every name and
 type. Defaults and checks are those of the settings that are filled with them. A `serde` is a
-parameter of its own, no option: it tells type checkers what values are.
+parameter of its own, no option: type checkers know by it what values are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProducerOptions(TypedDict, total=False):
     linger: seconds that a message may wait for others to share its batch.
     batch_bytes: when a batch is full; one batch is of one thread and partition.
     buffer_bytes: the limit for all messages that are not durable yet. When it is reached, `send` …
-    max_block: … waits for so many seconds, then raises `BufferFull`.
+    max_block: … waits for this many seconds, then raises `BufferFull`.
     max_message_bytes: key, value and headers; a larger message raises `MessageTooLarge`.
     delivery_timeout: seconds that the producer tries, from when a message's batch began.
     compression: of batches: "none", "gzip", "snappy", "lz4" or "zstd".
@@ -68,10 +68,10 @@ class MemberOptions(TypedDict, total=False):
     on_trimmed: what to do when retention has removed the checkpoint's message: "error" to raise,
         or jump to "earliest" or "latest", which is recorded.
     prefetch_bytes: how much is fetched ahead, decompressed, of all partitions together.
-    stuck_after: seconds that a handler may be at the same messages before that is reported.
+    stuck_after: seconds that a handler may have the same messages before that is reported.
     session_ttl: seconds that a member that is frozen or cut off keeps its partitions.
     debounce: seconds that a change of the group waits for more: many joins, one rebalance.
-    revoke_timeout: seconds that a handler may hold a partition that is meant for another member;
+    revoke_timeout: seconds that a handler may keep a partition that another member is to own;
         then it is taken by force. None: as long as its session lives.
     rejoin_timeout: seconds that a static member's partitions wait for it.
     strategy: "sticky" moves the fewest partitions; "fair" and "range" divide anew, in order.
@@ -118,7 +118,7 @@ class RunOptions(MemberOptions, total=False):
     processes: how many processes do it, each a member of its own; 0: none but this one.
     parallel: handle one message of a "partition" at a time, or one of a "key".
     retry: when a handler that raised is called again, and how often: `Backoff(attempts=5)`.
-    on_failure: what then becomes of the message: `DeadLetter()` writes it to a topic and goes on,
+    on_failure: what happens to the message then: `DeadLetter()` writes it to a topic and goes on,
         `Stop()` ends the run with `HandlerFailed`.
     max_in_flight: how many messages may be fetched and not finished.
     max_handler_time: seconds that a handler may take. After that others get its message: a thread
@@ -163,9 +163,9 @@ class PutOptions(PutManyOptions, total=False):
 class TransactionOptions(TypedDict, total=False):
     """Options of `px.transaction` and `px.begin`.
 
-    commits: a connection of the caller's that pxrs commits, with whatever is done on it.
-    join: one that the caller commits. pxrs neither begins nor commits nor rolls back: what the
-        block did is written when it is left, and lands when, and only if, the caller commits.
+    commits: a connection of the caller's that pxrs commits, with all that is done on it.
+    join: one that the caller commits. pxrs neither begins nor commits nor rolls back: the block's
+        changes are written when it is left, and land when, and only if, the caller commits.
     strict: taking from a queue that does not exist is an error.
     """
 
@@ -180,7 +180,7 @@ class ListenOptions(TypedDict, total=False):
     workers: threads, in each process.
     processes: how many processes do it; 0: none but this one.
     retry: how often an item is delivered, and when again after its handler raised.
-    on_failure: what then becomes of the item: `DeadLetter()` keeps it among the queue's dead items,
+    on_failure: what happens to the item then: `DeadLetter()` keeps it among the queue's dead items,
         `Stop()` gives it back and ends the listener with `HandlerFailed`.
     max_handler_time: seconds that a handler may take. After that others get its item, and its
         commit is refused; the other workers go on.
@@ -201,8 +201,8 @@ def takes(
 ) -> Callable[[F], F]:
     """Let `help` and `inspect.signature` show each option of a function that takes `**options`.
 
-    The last kind has all of them; those before are the ones that it extends. The defaults are
-    those of settings, and `more`.
+    The last kind has all options; the kinds before are those that it extends. The defaults are
+    those of the settings, and `more`.
     """
 
     def describe(function: F) -> F:
@@ -234,7 +234,7 @@ def takes(
 def declared(
     declaration: Callable[Concatenate[Any, P], T],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], T]]:
-    """For a method whose declaration is generic, as its types differ between `pxrs` and `aio`.
+    """Decorates a method whose declaration is generic, as its types differ in `pxrs` and `aio`.
 
     It names the parameters; their types and defaults, and its result, are those of the declaration.
     """
@@ -248,7 +248,7 @@ def declared(
 
 
 def take_parameters(function: Any, other: Any) -> None:
-    """Give a function, which has to name them, the parameters of another: types and defaults."""
+    """Give a function the types and defaults of another's parameters, which it has to name."""
     own, theirs = inspect.signature(function), inspect.signature(other)
     if all(each.kind is not each.VAR_POSITIONAL for each in own.parameters.values()):
         if _names(own) != _names(theirs):
@@ -262,7 +262,7 @@ def _names(signature: inspect.Signature) -> list[tuple[str, Any]]:
 
 
 def _types_of(kind: Any) -> dict[str, str]:
-    """The types of options as they are written, with what a generic kind is given."""
+    """The types of options as they are written, with the arguments of a generic kind."""
     types = {name: each.__forward_arg__ for name, each in kind.__annotations__.items()}
     for base in getattr(kind, "__orig_bases__", ()):
         variables = getattr(get_origin(base), "__parameters__", ())
@@ -273,13 +273,13 @@ def _types_of(kind: Any) -> dict[str, str]:
 
 
 def add_options_help(function: Any, described: Any) -> None:
-    """Add to its help what the options are of another one that `takes` them."""
+    """Add the options of another function, which `takes` them, to this one's help."""
     if listed := getattr(described, "options_help", ""):
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}"
 
 
 def _defaults_of(settings: type[msgspec.Struct]) -> dict[str, object]:
-    # The last ones of the fields have these.
+    # The last fields have the defaults.
     pairs = zip(
         reversed(settings.__struct_fields__), reversed(settings.__struct_defaults__), strict=False
     )
@@ -301,6 +301,6 @@ def refuse_unknown(call: str, options: Mapping[str, object], kind: type) -> None
 
 
 def filled(settings: type[S], options: Mapping[str, object], **given: object) -> S:
-    """The settings with what is given, and with those of the options that they have."""
+    """The settings, filled with `given` and with the options that they have."""
     own = {name: value for name, value in options.items() if name in settings.__struct_fields__}
     return settings(**{**own, **given})

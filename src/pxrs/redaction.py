@@ -1,7 +1,7 @@
-"""Hides secrets in what leaves the process: errors, logs, output, tracebacks.
+"""Hides secrets in all that leaves the process: errors, logs, output, tracebacks.
 
-A secret is known by its value. Whoever reads one from a URL or a setting calls `remember`, before
-any driver gets it; whatever prints calls `hidden`. `PxrsError` does so for every error of pxrs.
+A secret is known by its value. Code that reads one from a URL or a setting calls `remember`, before
+any driver gets it; code that prints calls `hidden`. `PxrsError` does so for every error of pxrs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,32 @@ _MOST = 32
 HIDDEN = "…"
 
 _lock = threading.Lock()
-_known: dict[str, tuple[str, ...]] = {}
+# The secrets of each URL, in all ways to write them; those that were used last at the end.
+_known: dict[tuple[str, ...], tuple[str, ...]] = {}
 # The same as one list, longest first: a secret may be part of another one.
 _forms: tuple[str, ...] = ()
 
 
-def remember(secret: str | None, shown: str = "") -> None:
-    """Hide this from now on; not if `shown`, which is printed anyway, contains it."""
+def remember(*secrets: str | None, shown: str = "") -> None:
+    """Hide the secrets of one URL from now on; not those in `shown`, which is printed anyway."""
     global _forms
-    if secret is None or len(secret) < _LEAST or secret in shown or secret in _known:
+    kept = tuple(
+        dict.fromkeys(
+            each
+            for each in secrets
+            if each is not None and len(each) >= _LEAST
+            if each not in shown
+        )
+    )
+    if not kept:
         return
     with _lock:
-        _known[secret] = _written(secret)
+        for known in _known:
+            if set(kept) <= set(known):
+                # Used again: the first to be forgotten is another one.
+                _known[known] = _known.pop(known)
+                return
+        _known[kept] = tuple(form for each in kept for form in _written(each))
         while len(_known) > _MOST:
             del _known[next(iter(_known))]
         _forms = tuple(sorted({form for each in _known.values() for form in each}, key=_order))

@@ -29,7 +29,7 @@ class Serde(Protocol[Value]):
 
 
 class JSON(Generic[Value]):
-    """JSON by msgspec. With a type, what is read is checked against it: `JSON(Order)`."""
+    """JSON by msgspec. With a type, decoded values are checked against it: `JSON(Order)`."""
 
     encode: Callable[[Value], bytes]
     decode: Callable[[bytes], Value]
@@ -49,7 +49,7 @@ class JSON(Generic[Value]):
         self.decode = msgspec.json.Decoder(self._type).decode
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: msgspec's coders can't be sent, and are made anew there."""
+        """State for worker processes: msgspec's coders can't be sent, and are made anew there."""
         return {name: value for name, value in vars(self).items() if name not in _CODERS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class JSON(Generic[Value]):
 
 
 def check_serde(serde: object, name: str) -> None:
-    """Rejects what is no serde, before the first message meets it."""
+    """Rejects a value that is no serde, before the first message meets it."""
     verbs = (getattr(serde, verb, None) for verb in _CODERS)
     if serde is not None and not all(callable(verb) for verb in verbs):
         raise InvalidRequest(

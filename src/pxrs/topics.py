@@ -1,42 +1,69 @@
-"""Topics: named records that point to a log by its id."""
+"""Topics: named records that point to a log by its id.
+
+The log may be kept by another engine, and then the two can't be made in one commit. So the record
+comes first, marked as not made yet: the topic can't be found until it is. Then comes the log, and
+then the final record, if the first one is still there.
+
+A process that creates a topic that was begun goes on where that stopped, with the same log. If the
+record of a topic that is not made is removed, the topic will never be made, and its log can go,
+too. A log that no record names will never be used: `pxrs store tidy` removes it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from pxrs.clock import Clock
+from pxrs.codec.batches import MAX_TIMESTAMP, decode
 from pxrs.config import check_partitions, check_topic_name
 from pxrs.core.routing import DEFAULT_PARTITIONER
 from pxrs.core.routing import partitioner as check_partitioner
 from pxrs.errors import (
     InvalidRequest,
+    OffsetOutOfRange,
     OutcomeUnknown,
     PxrsError,
-    StoreError,
+    StoreBusy,
     TopicExists,
     TopicNotFound,
     quoted,
 )
-from pxrs.stores.api import CoordStore, LogStore, TellsSizes
-from pxrs.types import Bounds, Check, Committed, Delete, LogPartition, Put, Topic, Versioned
+from pxrs.stores.api import CoordStore, LogStore, SettlesLate, TellsSizes, TellsTime
+from pxrs.types import (
+    Bounds,
+    Check,
+    Committed,
+    Delete,
+    Fence,
+    LogPartition,
+    Put,
+    StoredRows,
+    Topic,
+    Versioned,
+)
 
 _FOLDER = "topics/"
 _SCHEMA = 1
 # Ten thousand years.
 _LONGEST_RETENTION = 10_000 * 365 * 24 * 3600.0
 _MOST_BYTES = 2**62
+_LAST_OFFSET = 2**63 - 1
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # The ids of virtual topics begin so: their messages are rows of a source, not of the store's log.
 _VIRTUAL = "source-"
-# Among the settings of a source: what `prepare` has added to it. Nobody attaches with that.
+# Seconds to wait for the end of a virtual topic to be known, and between two looks.
+_PATIENCE = 10.0
+_BETWEEN_LOOKS = 0.02
+# The setting of a source that has what `prepare` has added to it. It can't be given to `attach`.
 PREPARED = "prepared"
 
 
@@ -51,6 +78,19 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retention_bytes: int | None = None
     created_ms: int = 0
     source: dict[str, Any] | None = None
+    made: bool = True
+
+
+class Recorded(NamedTuple):
+    """A topic as recorded; `made`: it can be used."""
+
+    topic: Topic
+    made: bool
+    version: int
+
+    @property
+    def key(self) -> str:
+        return _FOLDER + self.topic.name
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -70,7 +110,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """How many there are. For a virtual topic, the most offsets that a partition spans.
+        """The number of messages. For a virtual topic, the most offsets that a partition spans.
 
         Partitions of a virtual topic share the offsets of its source, which have gaps.
         """
@@ -120,7 +160,7 @@ class Topics:
         _check_bytes(retention_bytes)
         wanted = Topic(
             name=name,
-            id=self._new_id(),
+            id=self._id(),
             partitions=partitions,
             partitioner=partitioner,
             retention_ms=retention_ms,
@@ -142,7 +182,7 @@ class Topics:
         return self._create(
             Topic(
                 name=name,
-                id=_VIRTUAL + self._new_id(),
+                id=self._id(virtual=True),
                 partitions=partitions,
                 partitioner=partitioner,
                 created_ms=self._clock.wall_ms(),
@@ -154,45 +194,71 @@ class Topics:
         """Record what was added to a virtual topic's source; `TopicNotFound` if it is another."""
         key = _FOLDER + topic.name
         while True:
-            record = self._coord.get(key)
-            if record is None or (found := _decode(record)).id != topic.id:
+            found = self._look_up(topic.name)
+            if found is None or found.topic.id != topic.id:
                 raise TopicNotFound(topic.name)
-            source = {**(found.source or {}), PREPARED: prepared}
-            changed = msgspec.structs.replace(found, source=source)
-            outcome = self._coord.commit([Check(key, record.version)], [Put(key, _encode(changed))])
+            source = {**(found.topic.source or {}), PREPARED: prepared}
+            changed = msgspec.structs.replace(found.topic, source=source)
+            outcome = self._coord.commit([Check(key, found.version)], [Put(key, _encode(changed))])
             if isinstance(outcome, Committed):
                 return changed
 
     def _create(self, wanted: Topic) -> Topic:
-        name = wanted.name
-        existing = self._look_up(name)
-        if existing is not None:
-            return _same_or_refuse(existing, wanted)
-        self._log.create(wanted.id, wanted.partitions)
-        key = _FOLDER + name
+        while True:
+            begun = self._begin(wanted)
+            if begun.made or self._finish(begun):
+                return _same_or_refuse(begun.topic, wanted)
+            # A process that gave it up may be about to drop its log: no record may name that again.
+            wanted = msgspec.structs.replace(wanted, id=self._id(virtual=wanted.source is not None))
+
+    def _id(self, *, virtual: bool = False) -> str:
+        return (_VIRTUAL if virtual else "") + self._new_id()
+
+    def _begin(self, wanted: Topic) -> Recorded:
+        """Record the topic as one that is not made yet, or return what is recorded."""
+        key = _FOLDER + wanted.name
+        while True:
+            record = self._coord.get(key)
+            if record is not None:
+                return _recorded(record)
+            outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted, made=False))])
+            if isinstance(outcome, Committed):
+                return Recorded(wanted, False, outcome.versions[key])
+
+    def _finish(self, begun: Recorded) -> bool:
+        """Make the topic that was begun; false if others have made it, or given it up."""
+        topic = begun.topic
         try:
-            outcome = self._coord.commit([Check(key, 0)], [Put(key, _encode(wanted))])
+            self._log.create(topic.id, topic.partitions)
+        except PxrsError:
+            # A log under this id, if there is one, may belong to another store.
+            with suppress(PxrsError):
+                _give_up(self._coord, begun)
+            raise
+        try:
+            outcome = self._coord.commit(
+                [Check(begun.key, begun.version)], [Put(begun.key, _encode(topic))]
+            )
         except OutcomeUnknown:
             raise
         except PxrsError:
-            # Nothing points to the log, and nothing will.
             with suppress(PxrsError):
-                self._log.drop(wanted.id)
+                withdraw(self._coord, self._log, begun)
             raise
         if isinstance(outcome, Committed):
-            return wanted
-        self._log.drop(wanted.id)
-        current = outcome.current[key]
-        if current is None:
-            raise StoreError(f"the store refused topic {name!r} without saying why")
-        return _same_or_refuse(_decode(current), wanted)
+            return True
+        current = outcome.current[begun.key]
+        if current is None or _recorded(current).topic.id != topic.id:
+            # No record names the log, and none will.
+            self._log.drop(topic.id)
+        return False
 
     def find(self, name: str) -> Topic:
         """Return the topic of this name, or raise `TopicNotFound`."""
-        topic = self._look_up(check_topic_name(name))
-        if topic is None:
+        found = self._look_up(check_topic_name(name))
+        if found is None:
             raise TopicNotFound(name)
-        return topic
+        return found.topic
 
     def _find_writable(self, name: str) -> Topic:
         """Return the topic of this name, to send to; a virtual one can only be read."""
@@ -228,20 +294,23 @@ class Topics:
         with named(topic.name):
             return self._log.bounds(topic.id)
 
+    def _confirmed_bounds(self, topic: Topic, number: int) -> Bounds:
+        """Return the bounds of a partition for a decision: they are no older than this call."""
+        with named(topic.name):
+            return confirmed_bounds(self._log, LogPartition(topic.id, number))
+
     def delete(self, name: str) -> None:
         """Remove the topic and all its messages. If it is created again, it starts at offset 0."""
-        key = _FOLDER + check_topic_name(name)
+        check_topic_name(name)
         while True:
-            record = self._coord.get(key)
-            if record is None:
+            found = self._look_up(name)
+            if found is None:
                 raise TopicNotFound(name)
-            outcome = self._coord.commit([Check(key, record.version)], [Delete(key)])
-            if isinstance(outcome, Committed):
-                self._log.drop(_decode(record).id)
+            if withdraw(self._coord, self._log, found):
                 return
 
     def apply_retention(self, name: str) -> None:
-        """Drop what the topic's retention no longer keeps; producers do it every 10 seconds.
+        """Drop messages that the topic's retention does not keep; producers do it every 10 seconds.
 
         The newest batch always stays.
         """
@@ -252,14 +321,19 @@ class Topics:
             return
         before = None
         if topic.retention_ms is not None:
-            before = self._clock.wall_ms() - topic.retention_ms
+            # By the store's clock: a host whose clock is ahead would trim what others still need.
+            coord = self._coord
+            now_ms = coord.now_ms() if isinstance(coord, TellsTime) else self._clock.wall_ms()
+            before = now_ms - topic.retention_ms
         with named(topic.name):
             for number in range(topic.partitions):
                 self._log.expire(LogPartition(topic.id, number), before, topic.retention_bytes)
 
-    def _look_up(self, name: str) -> Topic | None:
+    def _look_up(self, name: str) -> Recorded | None:
         record = self._coord.get(_FOLDER + name)
-        return None if record is None else _decode(record)
+        if record is None or not (found := _recorded(record)).made:
+            return None
+        return found
 
 
 @contextmanager
@@ -271,7 +345,101 @@ def named(topic: str) -> Iterator[None]:
         raise TopicNotFound(topic) from None
 
 
-def _encode(topic: Topic) -> bytes:
+def confirmed_bounds(log: LogStore, where: LogPartition) -> Bounds:
+    """Returns a partition's bounds for decisions: its end is no older than this call.
+
+    What `LogStore.bounds` says may be a moment old, and a server that was cut off from its peers
+    says so for seconds. What `fetch` says of an offset that can't be there is true.
+    """
+    if is_virtual(where.topic_id):
+        return log.bounds(where.topic_id)[where.partition]
+    try:
+        fetched = log.fetch(where, _LAST_OFFSET, 1)
+    except OffsetOutOfRange as error:
+        return Bounds(error.start, error.end)
+    return Bounds(fetched.start, fetched.end)
+
+
+def require_in_range(log: LogStore, where: LogPartition, topic: str, offset: int) -> None:
+    """Raise `OffsetOutOfRange` unless the partition has the offset, or ends with it.
+
+    An offset between bounds of any age is not past the end: only one outside of them needs
+    confirmed ones. Retention may have removed it meanwhile; whoever fetches it learns that.
+    """
+    with named(topic):
+        held = log.bounds(where.topic_id)[where.partition]
+        if not held.start <= offset <= held.end:
+            held = confirmed_bounds(log, where)
+    if not held.start <= offset <= held.end:
+        raise OffsetOutOfRange(topic, where.partition, offset, *held)
+
+
+def settled_end(log: LogStore, where: LogPartition) -> int:
+    """The offset below which no message can appear any more: where "the end" is for a checkpoint.
+
+    A virtual topic has messages behind it that are not final. A process that has just begun to
+    read one knows it once the transactions have ended that were open then: waits for those, and
+    raises `StoreBusy` if they stay open.
+    """
+    if not is_virtual(where.topic_id) or not isinstance(log, SettlesLate):
+        return confirmed_bounds(log, where).end
+    deadline = time.monotonic() + _PATIENCE
+    while (end := log.final(where)) is None:
+        if time.monotonic() >= deadline:
+            raise StoreBusy(
+                "transactions that may write to the source have been open for "
+                f"{_PATIENCE:g} seconds, and rows below the newest one may still come; end them, "
+                "or try again once they have ended"
+            )
+        time.sleep(_BETWEEN_LOOKS)
+    return end
+
+
+def offset_or_end_at(log: LogStore, where: LogPartition, fence: Fence, timestamp: int) -> int:
+    """Offset of the first message of `timestamp` (ms) or later, else the end.
+
+    The end is read first: what is appended after the look for a message may be of that time.
+    """
+    end = settled_end(log, where)
+    found = offset_at(log, where, fence, timestamp)
+    return end if found is None else found
+
+
+def offset_at(log: LogStore, where: LogPartition, fence: Fence, timestamp: int) -> int | None:
+    """Offset of the first message of `timestamp` (ms) or later; None if there is none.
+
+    In a virtual topic it is at most the end of what is final: a row that may still appear may be
+    of that time, though rows with higher offsets are there. That end is read first: every row
+    below it is there when the source looks for the first one, so what it misses is not below.
+    """
+    if not is_virtual(where.topic_id) or not isinstance(log, SettlesLate):
+        return _offset_at(log, where, fence, timestamp)
+    end = settled_end(log, where)
+    found = _offset_at(log, where, fence, timestamp)
+    if found is None and end >= log.bounds(where.topic_id)[where.partition].end:
+        return None
+    return end if found is None else min(found, end)
+
+
+def _offset_at(log: LogStore, where: LogPartition, fence: Fence, timestamp: int) -> int | None:
+    while True:
+        base = log.batch_at(where, max(0, min(timestamp, MAX_TIMESTAMP)))
+        if base is None or timestamp > MAX_TIMESTAMP:
+            return None
+        try:
+            batches = log.fetch(where, base, 1).batches
+        except OffsetOutOfRange:
+            # Retention has just removed it: look again.
+            continue
+        if not batches or isinstance(batch := batches[0], StoredRows):
+            # A source returns exact offsets of rows. This row may lie in another partition.
+            return base
+        return next(
+            message.offset for message in decode(batch, fence) if message.timestamp >= timestamp
+        )
+
+
+def _encode(topic: Topic, *, made: bool = True) -> bytes:
     record = _Record(
         schema=_SCHEMA,
         id=topic.id,
@@ -281,13 +449,14 @@ def _encode(topic: Topic) -> bytes:
         retention_bytes=topic.retention_bytes,
         created_ms=topic.created_ms,
         source=topic.source,
+        made=made,
     )
     return msgspec.json.encode(record)
 
 
-def _decode(record: Versioned) -> Topic:
+def _recorded(record: Versioned) -> Recorded:
     stored = msgspec.json.decode(record.value, type=_Record)
-    return Topic(
+    topic = Topic(
         name=record.key.removeprefix(_FOLDER),
         id=stored.id,
         partitions=stored.partitions,
@@ -297,11 +466,30 @@ def _decode(record: Versioned) -> Topic:
         created_ms=stored.created_ms,
         source=stored.source,
     )
+    return Recorded(topic, stored.made, record.version)
+
+
+def recorded_in(coord: CoordStore) -> list[Recorded]:
+    """All recorded topics, sorted by name, including those that are not made yet."""
+    return [_recorded(record) for record in coord.list(_FOLDER)]
 
 
 def topics_in(coord: CoordStore) -> list[Topic]:
-    """All topics that are recorded there, sorted by name."""
-    return [_decode(record) for record in coord.list(_FOLDER)]
+    """All topics that can be used, sorted by name."""
+    return [found.topic for found in recorded_in(coord) if found.made]
+
+
+def withdraw(coord: CoordStore, log: LogStore, found: Recorded) -> bool:
+    """Remove the topic and its log; false if the record is another one by now, or gone."""
+    if not _give_up(coord, found):
+        return False
+    log.drop(found.topic.id)
+    return True
+
+
+def _give_up(coord: CoordStore, found: Recorded) -> bool:
+    outcome = coord.commit([Check(found.key, found.version)], [Delete(found.key)])
+    return isinstance(outcome, Committed)
 
 
 def is_virtual(topic_id: str) -> bool:
@@ -310,7 +498,7 @@ def is_virtual(topic_id: str) -> bool:
 
 
 def read_topic(record: Put) -> Topic:
-    """The topic as a stranger wrote it; raises `InvalidRequest` where no topic can be so."""
+    """Decodes a topic record from a remote client; raises `InvalidRequest` if it is invalid."""
     name = check_topic_name(record.key.removeprefix(_FOLDER))
     try:
         stored = msgspec.json.decode(record.value, type=_Record)
@@ -324,7 +512,7 @@ def read_topic(record: Put) -> Topic:
         _milliseconds(stored.retention_ms / 1000)
     _check_bytes(stored.retention_bytes)
     check_topic_id(stored.id)
-    return _decode(Versioned(record.key, record.value, 0))
+    return _recorded(Versioned(record.key, record.value, 0)).topic
 
 
 def check_topic_id(topic_id: str) -> None:

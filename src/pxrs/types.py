@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Type checkers know defaults on every version, Python itself has them from 3.13 on.
     from typing_extensions import TypeVar
 
-    # What values are: of messages and items, and of those who read and write them.
+    # The type of values: of messages and items, and of the objects that read and write them.
     Value = TypeVar("Value", default=Any)
     # The same where a serde may be given, and where none is: what is read from topics is bytes …
     Read = TypeVar("Read", default=bytes)
@@ -25,7 +25,7 @@ else:
     Value, Read, Plain = TypeVar("Value"), TypeVar("Read"), TypeVar("Plain")
 
 Header = tuple[str, bytes | None]
-# Names of topics, groups and queues that begin so are for pxrs itself.
+# Names of topics, groups and queues that begin with this are reserved for pxrs.
 RESERVED = "_pxrs."
 
 
@@ -66,7 +66,7 @@ class Message(msgspec.Struct, Generic[Value], frozen=True, gc=False):
     timestamp: int
     key: Any
     value: Value
-    headers: tuple[Header, ...]
+    headers: tuple[Header, ...] = ()
 
     @property
     def topic(self) -> str:
@@ -91,12 +91,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     id: str
     partitions: int
-    # Which partition a key belongs to, for everybody who sends: see `core/routing.py`.
+    # The rule for the partition of a key, for all producers: see `core/routing.py`.
     partitioner: str = "xxhash"
     retention_ms: int | None = None
     retention_bytes: int | None = None
     created_ms: int = 0
-    # What a virtual topic lies over: the settings of its source, see `sources/`.
+    # The settings of a virtual topic's source, see `sources/`.
     source: dict[str, Any] | None = None
 
     @property
@@ -243,7 +243,10 @@ class StoredBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a source, as a message: its fields are in the order of a message's."""
+    """One row of a source, as a message: its fields are in the order of a message's.
+
+    A plain tuple is one, too; those that a database returns end with the value.
+    """
 
     offset: int
     # Milliseconds since 1970.
@@ -347,9 +350,9 @@ class Release(NamedTuple):
 class QueueChange(msgspec.Struct, frozen=True):
     """A transaction's changes to queues: all of them or none.
 
-    `unit` names this very commit: another attempt at the same has another name. One without a name
-    can't be asked after, and leaves no evidence. `forget` are earlier units of the session whose
-    outcome the committer knows: their evidence may go.
+    `unit` names this very commit: another attempt at the same has another name. The outcome of one
+    without a name can't be asked for, and it leaves no evidence. `forget` are earlier units of the
+    session whose outcome the committer knows: their evidence may go.
     """
 
     holder: Holder

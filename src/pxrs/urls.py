@@ -79,20 +79,20 @@ class StoreUrl(Shy, frozen=True):
 
     @property
     def path(self) -> str:
-        """What follows the slash behind the hosts, as it was written."""
+        """The part after the slash behind the hosts, as it was written."""
         return self.place.partition("/")[2]
 
     @property
     def options(self) -> dict[str, str]:
-        """By name, decoded."""
+        """The options by name, decoded."""
         pairs = (each.partition("=") for each in self.query)
         return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
 
     @property
     def public(self) -> str:
-        """Without passwords and tokens."""
+        """The URL without passwords and tokens."""
         login = ""
-        # Nodes take the password for the token, and then the user for nothing.
+        # Nodes take the password as the token, and ignore the user then.
         if self.user and self.scheme != "pxrs" and not self._is_token:
             login = f"{_encoded(self.user)}@"
         return self._joined(login, _without_secrets(self.query))
@@ -103,7 +103,7 @@ class StoreUrl(Shy, frozen=True):
 
     @property
     def whole(self) -> str:
-        """With all secrets, encoded so that every driver reads the same."""
+        """The URL with all secrets, encoded so that every driver reads the same."""
         login = "" if self.user is None else _encoded(self.user)
         if self.password is not None:
             login += f":{_encoded(self.password)}"
@@ -149,7 +149,7 @@ def take_apart(url: object) -> StoreUrl:
     if engine in _FILES:
         return StoreUrl(scheme, place, query=_options(query, shown))
     if "@" in path or "@" in query:
-        raise ConfigError(f"it can't be told what the password in {shown} is: {_ENCODE}")
+        raise ConfigError(f"the password in {shown} can't be found without doubt: {_ENCODE}")
     if _BARE_PERCENT.search(rest):
         raise ConfigError(f"{shown} contains a % that begins no %XX: {_ENCODE}")
     if not all(map(_HOST.fullmatch, hosts.split(","))):
@@ -217,7 +217,7 @@ def is_secret(name: str) -> bool:
 
 
 def about_options(url: str, said: str) -> str:
-    """What a driver says about the options of this URL, unless they may be part of a password."""
+    """A driver's text about the options of this URL, unless they may be part of a password."""
     if any(map(_holds_secret, take_apart(url).query)):
         return "an option of the URL is not known or wrong; write %26 for an & in a password"
     return said
@@ -263,9 +263,7 @@ def _remember(url: StoreUrl, raw: str) -> None:
         secrets += [url.password, raw]
     elif url.user is not None and url._is_token:
         secrets += [url.user, raw]
-    for secret in secrets:
-        remember(secret, shown)
-        remember(unquote(secret), shown)
+    remember(*secrets, *map(unquote, secrets), shown=shown)
 
 
 def _encoded(text: str) -> str:

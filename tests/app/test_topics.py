@@ -106,42 +106,92 @@ def test_made_differently_by_processes_at_once_one_wins(tmp_path: Path) -> None:
 
 
 class FailingCoord:
-    """A coordination store whose commits fail."""
+    """A coordination store whose nth commit from now fails."""
 
-    def __init__(self, inner: CoordStore, error: Exception) -> None:
+    def __init__(self, inner: CoordStore, nth: int, error: Exception) -> None:
         self._inner = inner
+        self._left = nth
         self._error = error
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
-        raise self._error
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return self._inner.commit(checks, writes)
 
 
-@pytest.mark.parametrize(("error", "left"), [(StoreBusy("held"), 0), (OutcomeUnknown("lost"), 1)])
-def test_that_cant_be_made_leave_nothing_behind(
-    stores: FaultyStores, error: Exception, left: int
-) -> None:
-    """Unless nobody can tell: then the log stays, as the topic may point to it."""
-    made: list[str] = []
+@pytest.fixture
+def logs(stores: FaultyStores) -> set[str]:
+    """The logs that there are."""
+    made: set[str] = set()
     create, drop = stores.log.create, stores.log.drop
 
     def note_create(topic_id: str, partitions: int) -> None:
-        made.append(topic_id)
         create(topic_id, partitions)
+        made.add(topic_id)
 
     def note_drop(topic_id: str) -> None:
-        made.remove(topic_id)
         drop(topic_id)
+        made.discard(topic_id)
 
     stores.log.create, stores.log.drop = note_create, note_drop  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("error", [StoreBusy("held"), OutcomeUnknown("lost")])
+def test_that_cant_be_made_leave_nothing_behind(
+    stores: FaultyStores, logs: set[str], error: Exception, nth: int
+) -> None:
+    """Unless nobody can tell: then the log stays, as the topic may point to it."""
     with Pxrs(stores) as px:
         topics = px.topics
-        topics._coord = FailingCoord(stores.coord, error)  # type: ignore[assignment]
+        topics._coord = FailingCoord(stores.coord, nth, error)  # type: ignore[assignment]
         with pytest.raises(type(error)):
             topics.create(TOPIC, partitions=2)
-        assert len(made) == left
+        unknown = nth == 2 and isinstance(error, OutcomeUnknown)
+        assert len(logs) == len(stores.coord.list("topics/")) == unknown
+        assert topics.list() == []
+        # Whatever was left: who tries again has the topic.
+        made = topics.create(TOPIC, partitions=2)
+        assert topics.list() == [made]
+        assert logs == {made.id}
+
+
+def test_whose_log_cant_be_made_leave_no_record(stores: FaultyStores) -> None:
+    create = stores.log.create
+
+    def refuse(topic_id: str, partitions: int) -> None:
+        raise pxrs.InvalidRequest("too long a name")
+
+    stores.log.create = refuse  # type: ignore[attr-defined]
+    with Pxrs(stores) as px:
+        with pytest.raises(pxrs.InvalidRequest):
+            px.topics.create(TOPIC, partitions=2)
+        assert stores.coord.list("topics/") == []
+        stores.log.create = create  # type: ignore[attr-defined]
+        px.topics.create(TOPIC, partitions=3)
+
+
+def test_that_were_begun_otherwise_are_made_and_told(stores: FaultyStores, logs: set[str]) -> None:
+    """Who died on its way may have been told nothing: its topic is as it was to be."""
+    with Pxrs(stores) as px:
+        topics = px.topics
+        lost = FailingCoord(stores.coord, 2, OutcomeUnknown("lost"))
+        topics._coord = lost  # type: ignore[assignment]
+        with pytest.raises(OutcomeUnknown):
+            topics.create(TOPIC, partitions=2)
+        for find in (px.topics.find, px.topics.describe, px.topics.delete):
+            with pytest.raises(TopicNotFound):
+                find(TOPIC)
+        with pytest.raises(TopicExists, match="partitions = 2, not 3"):
+            px.topics.create(TOPIC, partitions=3)
+        assert {px.topics.find(TOPIC).id} == logs
+        px.topics.delete(TOPIC)
+        assert logs == set()
 
 
 class TestDeleted:

@@ -115,7 +115,11 @@ def _postgres_world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture(
     params=[
         pytest.param(_sqlite_world, id="sqlite", marks=pytest.mark.engine("sqlite")),
-        pytest.param(_postgres_world, id="postgres", marks=pytest.mark.engine("postgres")),
+        pytest.param(
+            _postgres_world,
+            id="postgres",
+            marks=[pytest.mark.engine("postgres"), pytest.mark.thorough],
+        ),
     ]
 )
 def world(request: pytest.FixtureRequest) -> Iterator[World]:

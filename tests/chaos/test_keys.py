@@ -76,7 +76,19 @@ MUTANTS = [
     Mutant(broken_keys.forgets_idempotency_keys, World.go_on, (TWICE,)),
     Mutant(broken_keys.answers_before_it_commits, World.go_on, (NO_ORDER,)),
     Mutant(broken_keys.begins_to_count_again, World.freeze, (NOT_RISING,)),
+    Mutant(broken_keys.forgets_writers, World.go_on, (TWICE,)),
 ]
+
+
+@pytest.mark.engine("sqlite")
+def test_answers_that_are_lost_harm_nobody(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/shared.db"
+    with world_of(store, nodes=("node-0", "node-1"), broken=broken_keys.loses_answers) as world:
+        world.go_on()
+        world.kill()
+        broken = world.finish()
+        tell(world, broken)
+        assert not broken, "\n".join(broken)
 
 
 @pytest.mark.engine("sqlite")

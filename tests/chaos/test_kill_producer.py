@@ -15,6 +15,8 @@ from pxrs import Message
 from support.child import Child
 from support.inside import say
 
+pytestmark = pytest.mark.thorough
+
 KILLS = 50
 PARTITIONS = 4
 TOPIC = "orders"

@@ -241,7 +241,11 @@ def check_mail(world: World, lease: str, here: str, there: str) -> None:
 
 
 class StaleCommit:
-    """A commit that a node gets and does not look at before others own the partition."""
+    """Commits that a node gets and does not look at before others own the partitions.
+
+    One of member `a`, with fences, and one of the DMQ member `c`, which has none: it names only
+    the member, whose progress through another node it must not undo.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -249,19 +253,48 @@ class StaleCommit:
         told = world.client(name).get(f"/v1/groups/{GROUP}/members/a").json["partitions"]
         self._epochs = {part["partition"]: part["epoch"] for part in told}
         commits = [{"fence": part["fence"], "offset": part["checkpoint"] + 1} for part in told]
-        body = json.dumps({"commits": commits}).encode()
+        dmq = "/api/v1/consumer-group"
+        member = f"c~{GROUP}"
+        assigned = world.client(name).get(f"{dmq}/assignment/{member}").json
+        self._unfenced = {int(part): at + 1 for part, at in assigned["offsets"].items()}
+        assert self._unfenced
         self._node.freeze()
-        self._socket = socket.create_connection(self._node.endpoint, timeout=PATIENCE)
-        head = f"POST /v1/groups/{GROUP}/commits HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._socket.sendall(head.encode() + body)
+        self._socket = self._send(f"/v1/groups/{GROUP}/commits", {"commits": commits})
+        offsets = {str(part): at for part, at in self._unfenced.items()}
+        body = {"groupId": GROUP, "memberId": member, "offsets": offsets}
+        self._dmq_socket = self._send(f"{dmq}/commit-offsets", body)
+
+    def _send(self, path: str, commits: object) -> socket.socket:
+        body = json.dumps(commits).encode()
+        connection = socket.create_connection(self._node.endpoint, timeout=PATIENCE)
+        head = f"POST {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        return connection
 
     def wake_and_check(self) -> None:
         claims = self._world.claims()
         assert all(claims[part].epoch > epoch for part, epoch in self._epochs.items())
+        # Others have gone further, or the answer below would prove nothing.
+        assert any((claims[part].checkpoint or 0) > at for part, at in self._unfenced.items())
         self._node.wake()
-        answer = b""
-        while more := self._socket.recv(2**16):
-            answer += more
-        self._socket.close()
-        found: Any = json.loads(answer.partition(b"\r\n\r\n")[2])
+        _, answer = _received(self._socket)
+        found: Any = json.loads(answer)
         assert [each["fenced"] for each in found["commits"]] == [True] * len(self._epochs), found
+        # It is refused, or passed on to the node that holds the member now: that one moves
+        # checkpoints forward only.
+        status, answer = _received(self._dmq_socket)
+        assert status in (200, 404, 409, 503), answer
+        after = self._world.claims()
+        for part in self._unfenced:
+            assert after[part].epoch >= claims[part].epoch
+            assert (after[part].checkpoint or 0) >= (claims[part].checkpoint or 0)
+
+
+def _received(connection: socket.socket) -> tuple[int, bytes]:
+    """The status and the body of an answer."""
+    answer = b""
+    while more := connection.recv(2**16):
+        answer += more
+    connection.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body

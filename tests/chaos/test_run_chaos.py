@@ -26,7 +26,7 @@ from support.loaded import GROUP, KEYS, TOPIC, Loaded
 ROUNDS = 10
 TTL = 1.0
 
-pytestmark = pytest.mark.engine("sqlite")
+pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.thorough]
 
 
 def ship(url: str, journal: str) -> None:

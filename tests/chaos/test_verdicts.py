@@ -25,6 +25,8 @@ from support.proxy import Proxy
 from support.sql import SqlPlace
 from support.verdicts import QUEUE, TABLE, Attacked
 
+pytestmark = pytest.mark.thorough
+
 postgres = pytest.mark.engine("postgres")
 mariadb = pytest.mark.engine("mariadb")
 ROUNDS = int(os.environ.get("PXRS_ROUNDS", "3"))

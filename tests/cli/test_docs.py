@@ -12,7 +12,7 @@ import pytest
 
 from support.child import PATIENCE
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.thorough]
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 EXAMPLES = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), re.DOTALL)

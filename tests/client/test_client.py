@@ -15,12 +15,13 @@ import pytest
 import pxrs
 from pxrs import ABSENT, AlreadyExists, ConfigError, OutcomeUnknown, Pxrs
 from pxrs.client.topology import NodeAddress, NodesView, TopologyChange
-from pxrs.core.kv import shard_of, slot_of_shard
-from pxrs.errors import RetryExhausted
+from pxrs.core.kv import Change, shard_of, slot_of_shard
+from pxrs.errors import RetryExhausted, StoreBusy, StoreUnavailable
 from pxrs.kv.group_commit import Waiting
-from pxrs.kv.led import LedKeys
+from pxrs.kv.led import LedKeys, Timed
 from support.child import PATIENCE
 from support.node import LocalNode
+from support.shared_commits import SharedCommits
 
 pytestmark = pytest.mark.engine("sqlite")
 
@@ -100,10 +101,19 @@ def test_no_request_makes_a_detour(three: ThreeNodes, px: Pxrs) -> None:
     assert stats.latencies["kv.write"].calls == len(KEYS)
 
 
-def test_threads_share_batches(three: ThreeNodes, px: Pxrs) -> None:
+def test_threads_share_batches(
+    three: ThreeNodes, px: Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = px.kv
+    assert isinstance(keys, LedKeys)
+    mine = [key for key in (f"{number}" for number in range(999)) if three.leader_of(key) == "b"]
+    writer = keys._writer_to(keys._client._node_for(mine[0].encode(), keys._client._begin()))
+    store = three.nodes["b"].px.kv._coord
+    commits = SharedCommits(monkeypatch, store, lambda: len(writer.group._waiting) == 8)
+
     def work(name: int) -> None:
         for number in range(10):
-            px.kv.put(f"{name}-{number}", "x")
+            keys.put(mine[name * 10 + number], "x")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
     for thread in threads:
@@ -111,7 +121,9 @@ def test_threads_share_batches(three: ThreeNodes, px: Pxrs) -> None:
     for thread in threads:
         thread.join()
     assert len(list(px.kv.scan())) == 80
-    assert sum(asked["write"] for asked in three.asked.values()) <= 80
+    assert sum(asked["write"] for asked in three.asked.values()) == len(commits.sizes)
+    assert sum(commits.sizes) == 80
+    assert sum(commits.sizes[:2]) >= 8
 
 
 def test_reads_that_wait_travel_together(three: ThreeNodes, px: Pxrs) -> None:
@@ -121,8 +133,9 @@ def test_reads_that_wait_travel_together(three: ThreeNodes, px: Pxrs) -> None:
     mine = [key.encode() for key in KEYS if three.leader_of(key) == "b"]
     for key in mine[1:]:
         keys.put(key, key * 20_000)
-    waiting: list[Waiting[bytes, Any]] = [Waiting(key) for key in mine]
-    reading = keys._reading_to(keys._client._node_for(mine[0]))
+    tries = keys._client._begin()
+    waiting: list[Waiting[Timed[bytes], Any]] = [Waiting(Timed(key, tries.ends)) for key in mine]
+    reading = keys._reading_to(keys._client._node_for(mine[0], tries))
     while left := [each for each in waiting if not each.is_settled]:
         reading._read(left)
     answers: list[Any] = [each.answer for each in waiting]
@@ -223,6 +236,141 @@ def test_statistics_for_prometheus(three: ThreeNodes, px: Pxrs) -> None:
 def test_a_store_without_nodes_has_no_client() -> None:
     with pxrs.connect("memory://") as px, pytest.raises(ConfigError, match="used directly"):
         px.client.view()
+
+
+# Deadlines
+
+
+def test_who_waits_for_the_view_waits_until_its_own_deadline(px: Pxrs) -> None:
+    """Another thread asks for it, and may do so for longer."""
+    keys = px.kv
+    told: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            keys.get("k")
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            told.append(error)
+
+    px.client._link.retry.timeout = 0.1
+    with px.client._following:
+        waiting = threading.Thread(target=get, daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert isinstance(told[0], RetryExhausted)
+
+
+def test_who_waits_to_connect_waits_until_its_own_deadline(three: ThreeNodes, px: Pxrs) -> None:
+    told: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            px.stores.coord.get("k")
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            told.append(error)
+
+    link = px.client._link
+    link.retry.timeout = 0.1
+    with link._connecting:
+        link._stream.close()  # type: ignore[union-attr]
+        waiting = threading.Thread(target=get, daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert isinstance(told[0], RetryExhausted)
+
+
+def test_a_put_whose_time_is_over_is_not_sent(three: ThreeNodes, px: Pxrs) -> None:
+    """It waited for the batch before. Those that came later are sent."""
+    keys = px.kv
+    assert isinstance(keys, LedKeys)
+    client = keys._client
+    mine = [key.encode() for key in KEYS if three.leader_of(key) == "b"]
+    writer = keys._writer_to(client._node_for(mine[0], client._begin()))
+    late, timely = (
+        Waiting[Timed[Change], Any](Timed(Change(key, b"x"), client._now() + left))
+        for key, left in ((mine[0], 0.0), (mine[1], PATIENCE))
+    )
+    writer._commit([late, timely])
+    assert isinstance(late.answer, StoreUnavailable)
+    assert late.answer.retryable
+    assert not isinstance(timely.answer, BaseException)
+    assert keys.get(mine[0]) is None
+    assert keys.get(mine[1]) is not None
+
+
+def test_one_whose_time_is_over_does_not_end_that_of_others(tmp_path: Path) -> None:
+    """A batch is tried until the first of its puts gives up; the others have another one."""
+    with LocalNode(f"sqlite:///{tmp_path}/node.db") as node:
+        px = pxrs.connect(f"pxrs://{node.address}")
+        px.kv.put("k", "x")
+    keys = px.kv
+    assert isinstance(keys, LedKeys)
+    writer = keys._writer_to(None)
+    first, second = (
+        Waiting[Timed[Change], Any](Timed(Change(b"k", b"x"), keys._client._now() + left))
+        for left in (0.2, PATIENCE)
+    )
+    writer._commit([first, second])
+    assert isinstance(first.answer, RetryExhausted)
+    assert not second.is_settled
+    px.close()
+
+
+# The view
+
+
+def test_no_watch_is_left_where_the_view_can_not_be_read(
+    three: ThreeNodes, px: Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NodesView:
+        raise StoreBusy("for a test")
+
+    assert three.nodes["a"]._node.remote is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(three.nodes["a"]._node.remote, "view", fail)
+        for _ in range(3):
+            with pytest.raises(StoreBusy):
+                px.client.view()
+    assert px.client._link._watches == {}
+    assert {node.name for node in px.client.view().nodes} == set("abc")
+
+
+def test_threads_share_one_question_for_the_view(
+    three: ThreeNodes, px: Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = three.nodes["a"]._node.remote
+    assert remote is not None
+    asked: Counter[str] = Counter()
+    asking, go_on = threading.Event(), threading.Event()
+    view = remote.view
+
+    def slow() -> NodesView:
+        asked["view"] += 1
+        asking.set()
+        assert go_on.wait(PATIENCE)
+        return view()
+
+    monkeypatch.setattr(remote, "view", slow)
+    threads = [threading.Thread(target=px.kv.get, args=(key,)) for key in KEYS[:8]]
+    for thread in threads:
+        thread.start()
+    assert asking.wait(PATIENCE)
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert asked["view"] == 1
+    assert sum(each["read"] for each in three.asked.values()) <= 8
+
+
+def test_many_keys_take_one_call_of_each_leader(three: ThreeNodes, px: Pxrs) -> None:
+    for key in KEYS[1:]:
+        px.kv.put(key, key)
+    found = px.kv.get_many([*KEYS, KEYS[5]])
+    assert list(found) == [key.encode() for key in KEYS[1:]]
+    assert all(entry.value == key for key, entry in found.items())
+    assert [three.asked[name]["read"] for name in "abc"] == [1, 1, 1]
+    assert px.kv.get_many(KEYS, consistency="stale_ok") == found
+    assert px.kv.get_many([]) == {}
 
 
 def test_views_are_data() -> None:

@@ -228,7 +228,7 @@ def test_a_builder_takes_the_first_record_and_then_keeps_to_its_size() -> None:
 
 
 def test_a_batch_that_would_be_too_large_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_MAX_SIZE", 150)
+    monkeypatch.setattr(batches, "LARGEST_BATCH", 150)
     with pytest.raises(MessageTooLarge, match="message 3"):
         batches.encode(RECORDS)
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cramjam
 import pytest
 
+import pxrs
 from pxrs.codec import batches
+from pxrs.codec.unpacking import unpack
 from pxrs.config import MOST_COMPRESSED_BATCH, MOST_COMPRESSED_MESSAGE
 from pxrs.errors import DamagedBatch, InvalidRequest
-from pxrs.types import Fence, StoredBatch
+from pxrs.types import Append, Appended, Batch, Fence, LogPartition, StoredBatch
 from support.batch_fuzz import resealed, stored
 
 FENCE = Fence("orders", 3, 9)
@@ -106,6 +111,25 @@ def test_a_bomb_is_damage_and_takes_little_memory(name: str) -> None:
     assert taken < 100
 
 
+@pytest.mark.parametrize("count", [batches.MOST_PACKED_MESSAGES + 1, 1])
+def test_a_consumer_that_polls_for_one_message_takes_no_bomb(count: int) -> None:
+    """14 KB in the log: of millions of messages, or of one that is too large."""
+    record = bytes([12, 0, 0, 0, 1, 1, 0])
+    plain = record * count if count > 1 else bytes(batches.MOST_UNPACKED + 1)
+    packed = bytes(cramjam.zstd.compress(plain))
+    assert len(packed) < 14_000
+    with pxrs.connect("memory://") as px:
+        topic = px.topics.create("t", partitions=1)
+        bomb = Batch(bytearray(batch_of(packed, "zstd", count)), count, 0)
+        assert px.stores.log.append([Append(LogPartition(topic.id, 0), bomb)]) == [Appended(0)]
+        with (
+            px.consumer("t", "g", prefetch_bytes=64 * 2**10) as consumer,
+            pytest.raises(DamagedBatch, match="at most") as told,
+        ):
+            consumer.poll(max_records=1, timeout=30.0)
+        assert told.value.next_offset == count
+
+
 def test_75_bytes_that_claim_4_gb() -> None:
     data = batch_of(CLAIMS_4_GB, "snappy")
     assert len(data) == 75
@@ -131,6 +155,35 @@ def test_no_batch_that_settings_allow_is_over_the_bounds() -> None:
     assert MOST_COMPRESSED_BATCH // 10 < count == batch.count <= batches.MOST_PACKED_MESSAGES
     assert batches.decode_sized(StoredBatch(0, count, bytes(batch.data)), FENCE)[1] > 4_190_000
     assert MOST_COMPRESSED_MESSAGE + 2**20 <= batches.MOST_UNPACKED
+
+
+@pytest.mark.parametrize("size", [0, 1, 300, 5000])
+def test_many_members_of_gzip_are_each_looked_at_once(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What decompressors are given, and copy, is a few times what is stored."""
+    member = gzip.compress(random.Random(size).randbytes(size))
+    packed = member * (10**6 // len(member))
+    given = 0
+
+    class Counting:
+        def __init__(self, wbits: int) -> None:
+            self._inner = decompressobj(wbits=wbits)
+
+        def decompress(self, data: memoryview, most: int) -> bytes:
+            nonlocal given
+            given += len(data)
+            return self._inner.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    decompressobj = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    unpacked = unpack(1, memoryview(packed), 2 * 10**6, (3, 5))
+    assert unpacked.size == size * (10**6 // len(member))
+    assert len(unpacked.buffer) == unpacked.size + 8
+    assert given <= 4 * len(packed)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])

@@ -149,25 +149,25 @@ class WaitsForTheAbandoned(MemorySource):
 
 class NextIsTheLastRow(MemorySource):
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
-        rows, following = super().read(stream, offset, limit, until)
+        rows, following = super().read(stream, offset, limit, until)[:2]
         return SourceRead(rows, rows[-1].offset if rows else following)
 
 
 class NextPassesTheLimit(MemorySource):
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
-        rows, _ = super().read(stream, offset, limit, until)
+        rows, _ = super().read(stream, offset, limit, until)[:2]
         return SourceRead(rows, max(self.last(until), offset))
 
 
 class NextIsTheEnd(MemorySource):
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
-        rows, following = super().read(stream, offset, limit, until)
+        rows, following = super().read(stream, offset, limit, until)[:2]
         return SourceRead(rows, following if rows else max(self.bounds(0).end, offset))
 
 
 class NextStopsAtGaps(MemorySource):
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
-        rows, _ = super().read(stream, offset, limit, until)
+        rows, _ = super().read(stream, offset, limit, until)[:2]
         return SourceRead(rows, rows[-1].offset + 1 if rows else offset)
 
 

@@ -16,7 +16,6 @@ import pytest
 from pxrs.errors import PxrsError
 from pxrs.stores.api import Session, Stores
 from pxrs.stores.memory.stores import MemoryStores
-from pxrs.stores.sqlite.queues.store import SqliteQueues
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.types import (
@@ -45,7 +44,11 @@ class Twins:
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = VirtualClock()
-        self.stores: list[Stores] = [MemoryStores(clock=self.clock), self.on_sqlite(folder)]
+        path = str(folder / "twin.db")
+        self.stores: list[Stores] = [
+            MemoryStores(clock=self.clock),
+            SqliteStores(path, durability="relaxed", clock=self.clock),
+        ]
         self.sessions: list[list[Session]] = [self.open() for _ in range(SESSIONS)]
         self.held: list[list[Held]] = [[] for _ in range(SESSIONS * WORKERS)]
         self.past: list[Held] = []
@@ -53,12 +56,6 @@ class Twins:
         self.log: list[str] = []
         for stores in self.stores:
             stores.queues.create("f", fifo=True)
-
-    def on_sqlite(self, folder: Path) -> SqliteStores:
-        """Without items set aside: who gets which of equal ones would depend on it."""
-        stores = SqliteStores(str(folder / "twin.db"), durability="relaxed", clock=self.clock)
-        stores.queues = SqliteQueues(stores.database, stores.coord, stores._changes, self.clock)
-        return stores
 
     def open(self) -> list[Session]:
         return [stores.coord.session(TTL) for stores in self.stores]

@@ -42,8 +42,20 @@ def test_conforms(check: Rule, lab: RemoteLab) -> None:
     check(lab)
 
 
+# The wire is the same for every engine: what depends on the one behind it is checked each time.
+ON_ENGINES = wake_checks() + atomic_checks()
+
+
 @pytest.mark.parametrize("lab", ENGINES[1:], indirect=True)
-@pytest.mark.parametrize("check", wake_checks() + atomic_checks(), ids=lambda it: it.__name__)
+@pytest.mark.parametrize("check", ON_ENGINES, ids=lambda check: check.__name__)
 def test_another_engine_wakes_and_commits_as_well(check: Rule, lab: RemoteLab) -> None:
-    """The wire is the same: what depends on the engine behind it is checked there too."""
+    check(lab)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lab", ENGINES[1:], indirect=True)
+@pytest.mark.parametrize(
+    "check", [check for check in ALL if check not in ON_ENGINES], ids=lambda check: check.__name__
+)
+def test_another_engine_conforms(check: Rule, lab: RemoteLab) -> None:
     check(lab)

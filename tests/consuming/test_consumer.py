@@ -356,6 +356,21 @@ class TestPrefetching:
                 (owned,) = (each for each in consumer._steps.table.partitions.values() if each.size)
                 assert owned.waiting <= 2, "and the one that was taken, which came over the limit"
 
+    def test_counts_what_small_messages_take_in_memory(self, px: Pxrs) -> None:
+        """10 batches of 1000 messages each are 8 KB each, and 130 KB as messages."""
+        px.topics.create("small", 1)
+        with px.producer(compression="none") as producer:
+            for _ in range(10):
+                producer.send_many("small", [(None, b"")] * 1000)
+                producer.flush()
+        with join(px, "small", prefetch_bytes=300_000) as consumer:
+            taken = 0
+            while taken < 10_000:
+                taken += len(consumer.poll(100, timeout=PATIENCE))
+                waiting = [owned.waiting for owned in consumer._steps.table.partitions.values()]
+                # 300 KB of them, and the batch that came over the limit.
+                assert sum(waiting) <= 300_000 // 130 + 1000
+
     def test_everybody_has_a_turn(self, px: Pxrs) -> None:
         px.topics.create("t", 4)
         for number in range(4):

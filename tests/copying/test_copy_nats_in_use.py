@@ -115,5 +115,6 @@ def test_a_stream_has_one_store(log_url: str) -> None:
         with pytest.raises(TopicExists, match="another store"):
             log.create("t-1", 1)
         assert log.held() == {"t-1": "one"}
+        log.owned_by(lambda: "one")
         log.drop("t-1")
         assert log.held() == {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,10 +12,14 @@ import sqlalchemy
 from engines.mariadb import galera
 from engines.places import free_ports
 
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.codec.batches import encode
+from pxrs.config import etcd_settings, parse_url
 from pxrs.errors import StoreError
 from pxrs.operations.doctor import Diagnosis, examine
 from pxrs.stores.etcd import doctor as etcd_doctor
+from pxrs.stores.etcd.nodes import Nodes
+from pxrs.stores.etcd.wire import grpc, rpc
 from pxrs.stores.findings import Finding, Level
 from pxrs.stores.mysql import doctor as sql_doctor
 from pxrs.stores.mysql.coord import SqlCoord
@@ -116,7 +122,51 @@ def test_a_standby_of_postgres(new_engine: NewEngine, prepared: bool) -> None:
 @pytest.mark.parametrize("version", ["3.5.0", "3.5.1", "3.5.2", "3.5.3", "3.4.23"])
 def test_versions_of_etcd_that_miss_writes(version: str) -> None:
     loses = version in ("3.5.0", "3.5.1", "3.5.2")
-    assert etcd_doctor._version(version).level is (Level.PROBLEM if loses else Level.OK)
+    assert etcd_doctor._version("host", version).level is (Level.PROBLEM if loses else Level.OK)
+
+
+def old_node() -> Any:
+    """Answers for a node of etcd 3.5.1; it refuses everything but the request for its status."""
+    status = rpc.StatusResponse(version="3.5.1", header=rpc.ResponseHeader(member_id=7))
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: status,
+        request_deserializer=rpc.StatusRequest.FromString,
+        response_serializer=rpc.StatusResponse.SerializeToString,
+    )
+    server = grpc.server(ThreadPoolExecutor())
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("etcdserverpb.Maintenance", {"Status": handler}),)
+    )
+    return server
+
+
+@pytest.mark.engine("etcd")
+@pytest.mark.parametrize("alone", [False, True], ids=["mixed cluster", "refuses all else"])
+def test_every_node_of_etcd_is_asked_for_its_version(etcd_url: str, alone: bool) -> None:
+    server = old_node()
+    old = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    known = parse_url(etcd_url)
+    url = f"etcd://{old}" if alone else f"etcd://{','.join(etcd_settings(known).hosts)},{old}"
+    nodes = Nodes(etcd_settings(parse_url(url)), SYSTEM_CLOCK)
+    try:
+        found = [each for each in etcd_doctor.findings(nodes) if each.check == "version"]
+        assert [each.level for each in found if f"etcd 3.5.1 at {old}" in each.says] == [
+            Level.PROBLEM
+        ]
+        assert len(found) == (1 if alone else 2)
+    finally:
+        nodes.close()
+        server.stop(None)
+
+
+@pytest.mark.engine("etcd")
+def test_nodes_of_etcd_that_the_url_does_not_name(new_engine: NewEngine) -> None:
+    hosts = new_engine("etcd", nodes=2).url
+    one = hosts.partition(",")[0]
+    for url, level in ((hosts, None), (one, Level.NOTE)):
+        found = [f for place in examine(url).places for f in place.findings]
+        assert next((f.level for f in found if "not asked" in f.says), None) is level
 
 
 @pytest.mark.engine("etcd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_who_has_known_it_is_told_once_and_writes_nothing(
         with pytest.raises(StoreDamaged, match="start this program again"):
             old.commit([Check("k", made.versions["k"])], [Put("k", b"stale")])
         for call in (lambda: old.get("k"), lambda: old.watch("k"), lambda: old.session(1.0)):
-            with pytest.raises(StoreDamaged, match="etcd has lost what was in it"):
+            with pytest.raises(StoreDamaged, match="etcd has lost its data"):
                 call()
         with pytest.raises(SessionLost):
             session.renew()
@@ -99,6 +100,69 @@ def test_a_commit_is_of_the_history_in_which_its_versions_were_read(
     assert record.value == b"new"
     old.close()
     new.close()
+
+
+def regrown(etcd: engines.Engine, to: int) -> None:
+    """Wipe it, and write until a record has this version again."""
+    wipe(etcd)
+    new = opened(etcd)
+    version = 0
+    while version < to:
+        again = new.commit([], [Put("k", b"new")])
+        assert isinstance(again, Committed)
+        version = again.versions["k"]
+    assert version == to
+    new.close()
+
+
+@pytest.mark.parametrize("how", ["get", "list", "check"])
+def test_a_handle_that_was_opened_before_anything_was_written(
+    etcd: engines.Engine, how: str
+) -> None:
+    """It learns what marks the history together with the first version that it reads."""
+    old = opened(etcd)
+    writer = opened(etcd)
+    made = writer.commit([], [Put("k", b"old")])
+    assert isinstance(made, Committed)
+    version = made.versions["k"]
+    writer.close()
+    if how == "get":
+        assert old.get("k") is not None
+    elif how == "list":
+        assert old.list("k")
+    else:
+        assert old.commit([Check("k", version)], []) == Committed({})
+    regrown(etcd, version)
+    with pytest.raises(StoreDamaged):
+        old.commit([Check("k", version)], [Put("k", b"stale")])
+    old.close()
+
+
+def test_checks_alone_are_of_the_same_history_too(etcd: engines.Engine) -> None:
+    old = opened(etcd)
+    made = old.commit([], [Put("k", b"old")])
+    assert isinstance(made, Committed)
+    regrown(etcd, made.versions["k"])
+    with pytest.raises(StoreDamaged):
+        old.commit([Check("k", made.versions["k"])], [])
+    old.close()
+
+
+def test_a_mark_that_is_made_while_another_thread_looks_for_it_is_not_gone(etcd_url: str) -> None:
+    coord = EtcdCoord(etcd_settings(parse_url(etcd_url)))
+    history = coord._history
+    ask = history.ask
+
+    def overtaken(method: Any, request: Any) -> Any:
+        history.ask = ask  # type: ignore[method-assign]
+        answer = ask(method, request)
+        coord.commit([], [Put("k", b"")])
+        return answer
+
+    history.ask = overtaken  # type: ignore[method-assign]
+    history.check()
+    assert coord.get("k") is not None
+    coord.close()
 
 
 def test_members_say_what_is_missing(etcd: engines.Engine, tmp_path: Path) -> None:

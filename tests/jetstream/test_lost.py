@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -12,8 +13,11 @@ import pxrs
 from engines import Engine
 from pxrs import Consumer, MessagesLost, Pxrs, TopicPartition
 from pxrs.config import OnTrimmed
+from pxrs.testing.conformance.tools import append, batch, values_in
+from pxrs.types import LogPartition
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.jetstream import opened
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -48,8 +52,14 @@ def send(px: Pxrs, start: int, end: int, *, at_once: int = 10) -> None:
 @contextmanager
 def set_back(engine: Engine, px: Pxrs) -> Iterator[None]:
     """What is stored inside the block is lost when it ends."""
-    data, copy = engine.folder / "data0", engine.folder / "copy"
     send(px, 0, KEPT)
+    with falls_back(engine):
+        yield
+
+
+@contextmanager
+def falls_back(engine: Engine) -> Iterator[None]:
+    data, copy = engine.folder / "data0", engine.folder / "copy"
     engine.stop()
     shutil.copytree(data, copy)
     engine.start()
@@ -83,13 +93,19 @@ def read_and_lose(engine: Engine, px: Pxrs, consumer: Consumer) -> None:
         consumer.commit()
 
 
-def test_a_running_group_is_told_and_goes_on_where_it_is_told_to(engine: Engine, px: Pxrs) -> None:
+def test_a_running_group_is_told_and_goes_on_where_it_is_told_to(
+    engine: Engine, px: Pxrs, caplog: pytest.LogCaptureFixture
+) -> None:
     with px.consumer(TOPIC, GROUP, auto_commit=False, on_trimmed="earliest") as consumer:
         read_and_lose(engine, px, consumer)
         for _ in range(2):
             with pytest.raises(MessagesLost, match="reset") as told:
                 consumer.poll(timeout=PATIENCE)
         error = told.value
+        # Once, however often it is raised.
+        lines = [each for each in caplog.records if each.name == "pxrs.groups"]
+        assert [each.getMessage() for each in lines] == [f"group {GROUP}: {error}"]
+        assert lines[0].levelno == logging.ERROR
         assert (error.topic, error.partition) == HERE
         assert (error.offset, error.start, error.end) == (READ, 0, KEPT)
         health = consumer.health()
@@ -137,6 +153,30 @@ def test_a_checkpoint_beyond_the_end_is_no_reason_to_go_back(engine: Engine, px:
     px.groups.reset(GROUP, TOPIC, to="earliest")
     with px.consumer(TOPIC, GROUP, auto_commit=False) as consumer:
         assert read(consumer, KEPT - 1) == list(range(KEPT))
+
+
+@pytest.mark.parametrize("is_seen_by", ["an append", "a fetch and an append elsewhere"])
+def test_an_append_behind_an_end_that_is_another_one(engine: Engine, is_seen_by: str) -> None:
+    """The server has lost the end that a producer knows; by now others stand where it was."""
+    here, other = LogPartition("t-1", 0), LogPartition("t-1", 1)
+    with closing(opened(engine.url)) as idle:
+        idle.create("t-1", 2)
+        append(idle, here, batch(b"a"))
+        append(idle, other, batch(b"a"))
+        with falls_back(engine):
+            assert append(idle, here, batch(b"lost"), batch(b"lost")) == [1, 2]
+            known = idle._run(idle._topics.find("t-1")).parts[0].tail
+        with closing(opened(engine.url)) as busy:
+            assert append(busy, here, batch(b"b", b"c"), batch(b"d", b"e")) == [1, 3]
+            now = busy._run(busy._topics.find("t-1")).parts[0].tail
+            assert known is not None
+            assert now is not None
+            assert known.seq == now.seq
+            if is_seen_by != "an append":
+                append(busy, other, batch(b"b"))
+                assert [each.base for each in idle.fetch(other, 1, 1).batches] == [1]
+        assert append(idle, here, batch(b"f")) == [5]
+        assert [*values_in(idle, here).values()] == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 def test_a_follower_is_told(engine: Engine, px: Pxrs) -> None:

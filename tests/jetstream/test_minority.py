@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import nats
 import pxrs
 from engines import Engine
 from pxrs.config import OnTrimmed, nats_settings, parse_url
-from pxrs.errors import OffsetOutOfRange, StoreUnavailable, TopicNotFound
+from pxrs.errors import DeliveryFailed, OffsetOutOfRange, StoreUnavailable, TopicNotFound
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
@@ -27,6 +27,7 @@ from support.partitions import Network
 pytestmark = pytest.mark.engine("nats")
 
 HERE = LogPartition("t-1", 0)
+LATE = 2**50
 
 
 class Cluster:
@@ -44,9 +45,9 @@ class Cluster:
     def heal(self) -> None:
         self._network.heal(reset=True)
 
-    def url(self, node: int, timeout: int) -> str:
+    def url(self, node: int, timeout: int, replicas: int = 3) -> str:
         port = self.engine.ports[3 * node]
-        return f"nats://127.0.0.1:{port}?replicas=3&timeout={timeout}"
+        return f"nats://127.0.0.1:{port}?replicas={replicas}&timeout={timeout}"
 
     def log(self, node: int, timeout: int = 30) -> JetStreamLog:
         return JetStreamLog(nats_settings(parse_url(self.url(node, timeout))))
@@ -71,6 +72,21 @@ class Cluster:
 def cluster(new_engine: NewEngine) -> Iterator[Cluster]:
     with Network() as network:
         yield Cluster(new_engine, network)
+
+
+def send(px: pxrs.Pxrs, count: int) -> None:
+    with px.producer(delivery_timeout=2 * PATIENCE) as producer:
+        for _ in range(count):
+            producer.send("t", b"x").result()
+
+
+def read_all(px: pxrs.Pxrs, count: int) -> None:
+    """The group has handled so many messages."""
+    with px.consumer("t", "g", auto_commit=False) as consumer:
+        seen = 0
+        while seen < count:
+            seen += len(consumer.poll(timeout=PATIENCE))
+        consumer.commit()
 
 
 def test_an_end_before_what_was_read_needs_a_majority(cluster: Cluster) -> None:
@@ -112,18 +128,70 @@ def test_that_there_is_no_such_topic_needs_a_majority(cluster: Cluster) -> None:
 
 
 @pytest.mark.thorough
+def test_a_topic_made_by_the_majority_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    """A producer at the server that led them all, and does not know of it, is not told "no"."""
+    store = f"sqlite:///{tmp_path}/app.db"
+    leader = cluster.leader_of_meta()
+    with (
+        pxrs.connect(store, log=cluster.url(leader, 1)) as cut_off,
+        # Two servers can't place a stream on three.
+        pxrs.connect(store, log=cluster.url((leader + 1) % 3, 60, replicas=1)) as px,
+    ):
+        cluster.cut_off(leader)
+        px.topics.create("t", partitions=1)
+        with cut_off.producer(delivery_timeout=3.0) as producer:
+            with pytest.raises(DeliveryFailed) as failed:
+                producer.send("t", b"too soon").result()
+            assert isinstance(failed.value.__cause__, StoreUnavailable)
+        with cut_off.producer(delivery_timeout=2 * PATIENCE) as producer:
+            sent = producer.send("t", b"waits")
+            cluster.heal()
+            assert sent.result().offset == 0
+        assert [message.value for message in px.reader("t").read(0, 0)] == [b"waits"]
+
+
+@pytest.mark.thorough
+def test_what_an_end_decides_needs_a_majority(cluster: Cluster, tmp_path: Path) -> None:
+    """A reset, a seek and a start ask more than the leader that is cut off."""
+    store = f"sqlite:///{tmp_path}/app.db"
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+        read_all(px, 5)
+    leader = cluster.leader_of(f"pxrs_{topic.id}")
+    with pxrs.connect(store, log=cluster.url(leader, 1)) as px:
+        reader = px.reader("t")
+        assert reader.bounds(0).end == 5
+        cluster.cut_off(leader)
+        assert reader.bounds(0).end == 5
+        decisions: list[Callable[[], object]] = [
+            lambda: px.groups.reset("g", "t", to="latest"),
+            lambda: px.groups.reset("g", "t", to=10),
+            lambda: px.groups.reset("g", "t", timestamp_ms=LATE),
+            lambda: reader.follow(start=10),
+            lambda: reader.offset_at(0, LATE),
+        ]
+        for decide in decisions:
+            with pytest.raises(StoreUnavailable):
+                decide()
+    cluster.heal()
+    with pxrs.connect(store, log=cluster.url(leader, 30)) as px:
+        assert px.groups.describe("g").partitions[0].checkpoint == 5
+        send(px, 5)
+        px.groups.reset("g", "t", timestamp_ms=LATE)
+        assert px.groups.describe("g").partitions[0].checkpoint == 10
+        reader = px.reader("t")
+        with pytest.raises(OffsetOutOfRange):
+            reader.follow(start=11)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
 def test_a_checkpoint_stays_while_the_leader_is_cut_off(
     cluster: Cluster, tmp_path: Path, policy: OnTrimmed
 ) -> None:
     """Its group has handled what a majority took after the leader was cut off."""
     store = f"sqlite:///{tmp_path}/app.db"
-
-    def send(px: pxrs.Pxrs, count: int) -> None:
-        with px.producer(delivery_timeout=2 * PATIENCE) as producer:
-            for _ in range(count):
-                producer.send("t", b"x").result()
-
     with pxrs.connect(store, log=cluster.url(0, 30)) as px:
         topic = px.topics.create("t", partitions=1)
         send(px, 5)
@@ -131,11 +199,7 @@ def test_a_checkpoint_stays_while_the_leader_is_cut_off(
     with pxrs.connect(store, log=cluster.url((leader + 1) % 3, 30)) as px:
         cluster.cut_off(leader)
         send(px, 5)
-        with px.consumer("t", "g", auto_commit=False) as consumer:
-            seen = 0
-            while seen < 10:
-                seen += len(consumer.poll(timeout=PATIENCE))
-            consumer.commit()
+        read_all(px, 10)
         with pxrs.connect(store, log=cluster.url(leader, 2)) as cut_off:
             with (
                 cut_off.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer,

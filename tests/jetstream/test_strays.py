@@ -11,11 +11,12 @@ import pytest
 
 import nats
 import pxrs
-from pxrs.stores.jetstream.entries import BATCH, INLINE
+from pxrs.codec.batches import decode
+from pxrs.stores.jetstream.entries import BATCH, INLINE, PRODUCERS
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.jetstream.topics import Part
 from pxrs.testing.conformance.tools import append, batch, values_in
-from pxrs.types import Append, Appended, Bounds, LogPartition
+from pxrs.types import Append, Appended, Bounds, Fence, LogPartition
 from support.jetstream import opened
 
 pytestmark = pytest.mark.engine("nats")
@@ -52,7 +53,8 @@ def last_seq(log: JetStreamLog) -> int:
 
 
 def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
-    """A message that is none of ours, better made from kind to kind."""
+    """A message that is none of ours, better made from kind to kind; the last ones fit the place
+    behind three batches of one message."""
     fine = bytes(batch(b"forged").data)
     size, expected = len(fine), {_EXPECTED: str(last_seq(log))}
     placed = FAR.to_bytes(8, "big") + fine[8:]
@@ -61,6 +63,8 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
         f"w {FAR} {FAR + 1} {size} {FAR} 1000 1000 0",
         f"w 3 {FAR} {size} {3 * size} 1000 1000 0",
     )
+    here, total = f"w 3 4 {size}", log.size(HERE) + size
+    fits = f"{here} {total} 1000 1000 0"
     return {
         "bare": (b"hello", None),
         "words": (b"hello", {BATCH: "what is this", **expected}),
@@ -68,10 +72,20 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
         "headers": (b"hello", {BATCH: far, **expected}),
         "far": (placed, {BATCH: far, **expected}),
         "long": (moved, {BATCH: long, **expected}),
+        "ours": (moved, {BATCH: fits, **expected}),
+        "producers": (moved, {BATCH: fits, PRODUCERS: "AAAA", **expected}),
+        "cut off": (moved, {BATCH: fits, PRODUCERS: "A" * 36, **expected}),
+        "total": (moved, {BATCH: f"{here} {2**60} 1000 1000 0", **expected}),
+        "less": (moved, {BATCH: f"{here} {size} 1000 1000 0", **expected}),
+        "newest": (moved, {BATCH: f"{here} {total} 1000 {FAR} 0", **expected}),
+        "older": (moved, {BATCH: f"{here} {total} {FAR} 1000 0", **expected}),
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["bare", "words", "numbers", "headers", "far", "long"])
+FITTING = ["producers", "cut off", "total", "less", "newest", "older"]
+
+
+@pytest.mark.parametrize("kind", ["bare", "words", "numbers", "headers", "far", "long", *FITTING])
 def test_a_stray_message_is_stepped_over(
     log: JetStreamLog, url: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,6 +111,64 @@ def test_a_stray_message_is_stepped_over(
     assert "not written by pxrs" in told[0].getMessage()
     assert cold.trim(HERE, 4) == 4
     assert values_in(log, HERE) == {4: b"e", 5: b"f"}
+    cold.close()
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_one_that_fits_its_place_stands_among_ours(
+    log: JetStreamLog, url: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading from any offset, appending once, and retention pass over it."""
+    producer = 7
+    for sequence, value in enumerate((b"a", b"b", b"c")):
+        append(log, HERE, batch(value, producer=(producer, 0, sequence)))
+    size = log.size(HERE) // 3
+    stray = publish(url, part_of(log).batches, *forged(log, kind))
+    cold = opened(url)
+    again = Append(HERE, batch(b"d", producer=(producer, 0, 3)))
+    assert cold.append([again]) == [Appended(3)]
+    assert log.append([again]) == [Appended(3, duplicate=True)]
+    assert append(log, HERE, batch(b"e", producer=(producer, 0, 4))) == [4]
+    cold.close()
+    whole = {0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"e"}
+    for offset in whole:
+        for most in (1, A_LOT):
+            cold = opened(url)
+            (first, *_) = cold.fetch(HERE, offset, most).batches
+            (message,) = decode(first, Fence("t", 0, 0))
+            assert (message.offset, message.value) == (offset, whole[offset])
+            cold.close()
+    cold = opened(url)
+    with caplog.at_level(logging.WARNING, "pxrs.nats"):
+        assert values_in(cold, HERE) == whole
+    assert any(str(stray) in record.getMessage() for record in caplog.records)
+    assert cold.size(HERE) == 5 * size
+    assert cold.expire(HERE, None, 5 * size) == 0
+    assert cold.batch_at(HERE, FAR - 1) is None
+    assert cold.expire(HERE, None, 2 * size) == 3
+    assert cold.size(HERE) == 2 * size
+    assert values_in(log, HERE) == {3: b"d", 4: b"e"}
+    cold.close()
+
+
+def test_one_that_pxrs_may_have_written_is_believed(log: JetStreamLog, url: str) -> None:
+    """So what else is wrong with those above is why they are not."""
+    append(log, HERE, batch(b"a"), batch(b"b"), batch(b"c"))
+    publish(url, part_of(log).batches, *forged(log, "ours"))
+    assert append(log, HERE, batch(b"d")) == [4]
+    assert values_in(log, HERE)[3] == b"forged"
+
+
+@pytest.mark.parametrize("total", [2**60, -(2**60)])
+def test_a_stray_floor_with_a_wrong_sum(log: JetStreamLog, url: str, total: int) -> None:
+    append(log, HERE, batch(b"a"), batch(b"b"))
+    data = b'{"start": 0, "seq": 1, "total": %d}' % total
+    publish(url, part_of(log).floor, data, None)
+    cold = opened(url)
+    size = cold.size(HERE)
+    assert size > 0
+    assert cold.expire(HERE, None, size) == 0
+    assert values_in(cold, HERE) == {0: b"a", 1: b"b"}
     cold.close()
 
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pxrs import Pxrs
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.core.kv import Draft
+from pxrs.core.kv import (
+    Change,
+    Draft,
+    KeyBatch,
+    Writer,
+    Written,
+    head_key,
+    shard_of,
+)
 from pxrs.errors import (
     AlreadyExists,
     OutcomeUnknown,
@@ -24,10 +34,22 @@ from pxrs.errors import (
 )
 from pxrs.kv.group_commit import GroupCommit, Waiting
 from pxrs.kv.store import KeyValues
+from pxrs.kv.transaction import TransactionKeys
+from pxrs.stores.api import CoordStore
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.faults import Faults, FaultyStores, Rates
-from pxrs.types import ABSENT, Outcome
+from pxrs.types import (
+    ABSENT,
+    Check,
+    Committed,
+    Conflict,
+    Limits,
+    Outcome,
+    Version,
+    Versioned,
+    Write,
+)
 from support.child import PATIENCE
 from support.linearizable import GONE, Op, find_violation, is_linearizable
 from support.seeds import few_are_fast
@@ -38,27 +60,77 @@ RATES = Rates(
 
 
 def play(seed: int, clients: int = 3, each: int = 60) -> list[Op]:
-    """Threads write, compare and read a few keys through stores that lose answers."""
+    """Threads write, compare and read a few keys through stores that lose answers.
+
+    Two keys of two shards, in one commit now and then: of several writes, or of a transaction.
+    """
     stores = MemoryStores()
     history: list[Op] = []
     faults = Faults(Random(seed), SYSTEM_CLOCK, RATES)
 
-    def client(number: int) -> None:
+    def client(number: int, px: Pxrs) -> None:
         rng = Random(seed * 100 + number)
-        coord = FaultyStores(stores, faults, who=str(number)).coord
-        keys = KeyValues(coord, SYSTEM_CLOCK)
-        history.extend(act(keys, rng, f"{number}.{turn}") for turn in range(each))
+        for turn in range(each):
+            history.extend(act(px, rng, f"{number}.{turn}"))
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    all_px = [Pxrs(FaultyStores(stores, faults, who=str(number))) for number in range(clients)]
+    threads = [threading.Thread(target=client, args=numbered) for numbered in enumerate(all_px)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    faults.heal()
+    # They are one store, so they end together.
+    for px in all_px:
+        px.close()
     return history
 
 
-def act(keys: KeyValues, rng: Random, unique: str) -> Op:
-    """One operation, and what came of it."""
+def act(px: Pxrs, rng: Random, unique: str) -> list[Op]:
+    """One operation, or some at once, and what came of them."""
+    both = rng.choice(["", "", "", "", "batch", "transaction"])
+    if not both:
+        return [act_on_one(px.kv, rng, unique)]
+    writes: dict[str, str | None] = {key: rng.choice([unique, unique, GONE]) for key in "ab"}
+    called = time.monotonic()
+    try:
+        if both == "batch":
+            ops = [
+                Op(key, "write" if value else "delete", value, called, 0, done=existed)
+                for (key, value), existed in zip(
+                    writes.items(), write_together(px.kv, writes), strict=True
+                )
+            ]
+        else:
+            write_in_transaction(px, writes)
+            ops = [Op(key, "write", value, called, 0) for key, value in writes.items()]
+    except OutcomeUnknown:
+        return [Op(k, "write", v, called, math.inf, done=None) for k, v in writes.items()]
+    except PxrsError:
+        return []
+    return [op._replace(returned=time.monotonic()) for op in ops]
+
+
+def write_together(keys: KeyValues, writes: Mapping[str, str | None]) -> list[bool]:
+    """As requests do that share a commit; which of the keys existed."""
+    changes = [Change(k.encode(), None if v is None else v.encode()) for k, v in writes.items()]
+    (answers,) = keys._do_all([KeyBatch(changes)])
+    if isinstance(answers, BaseException):
+        raise answers
+    return [answer.existed for answer in answers if isinstance(answer, Written)]
+
+
+def write_in_transaction(px: Pxrs, writes: Mapping[str, str | None]) -> None:
+    with px.transaction() as tx:
+        for key, value in writes.items():
+            if value is None:
+                tx.kv.delete(key)
+            else:
+                tx.kv.put(key, value)
+
+
+def act_on_one(keys: KeyValues, rng: Random, unique: str) -> Op:
+    """One operation on one key, and what came of it."""
     key = rng.choice(["a", "b"])
     kind = rng.choice(["read", "read", "write", "cas", "delete"])
     expected: Any = GONE
@@ -306,6 +378,119 @@ def test_a_write_is_done_even_if_sweeping_after_it_fails(monkeypatch: pytest.Mon
     found = keys.get("k")
     assert found is not None
     assert (found.version, len(asked)) == (version, 1)
+
+
+class Held:
+    """A store that holds one commit back, without an answer, until it is let through."""
+
+    def __init__(self, coord: CoordStore) -> None:
+        self._coord = coord
+        self.limits = coord.limits
+        self.holds = False
+        # Whether it is done all the same, at once.
+        self.lands = False
+        self.held: list[tuple[Sequence[Check], Sequence[Write]]] = []
+        # What happens before the next commit after that one, and before the next read of a record.
+        self.before_commit: Callable[[], object] = lambda: None
+        self.before_read: dict[str, Callable[[], object]] = {}
+
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        if self.holds:
+            self.holds = False
+            self.held.append((checks, writes))
+            if self.lands:
+                self.let_through()
+            raise OutcomeUnknown("no answer came")
+        if self.held:
+            before, self.before_commit = self.before_commit, lambda: None
+            before()
+        return self._coord.commit(checks, writes)
+
+    def get(self, key: str) -> Versioned | None:
+        self.before_read.pop(key, lambda: None)()
+        return self._coord.get(key)
+
+    def let_through(self) -> None:
+        (held,) = self.held
+        assert isinstance(self._coord.commit(*held), Committed)
+
+
+def test_a_commit_that_lands_between_two_looks_was_done() -> None:
+    """One head is read before it lands; another is read after others have written to that shard."""
+    stores = MemoryStores()
+    coord = Held(stores.coord)
+    keys, others = KeyValues(cast(Any, coord), SYSTEM_CLOCK), KeyValues(stores.coord, SYSTEM_CLOCK)
+    keys.put("a", "0")
+    keys.put("b", "0")
+
+    def lands() -> None:
+        coord.let_through()
+        others.put("b", "theirs")
+
+    coord.before_read[head_key(shard_of(b"b"))] = lands
+    coord.holds = True
+    (answers,) = keys._do_all([KeyBatch([Change(b"a", None), Change(b"b", b"mine")])])
+    assert answers == [Written(Version(1, 2)), Written(Version(1, 2))]
+    found = others.get("b")
+    assert found is not None
+    assert (found.value, found.version) == (b"theirs", Version(1, 3))
+    assert others.get("a") is None
+
+
+def test_heads_that_others_have_read_do_not_let_a_write_happen_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was looked for and had not come; then it comes, and a transaction reads its shard."""
+    stores = MemoryStores()
+    coord = Held(stores.coord)
+    keys = KeyValues(cast(Any, coord), SYSTEM_CLOCK)
+    in_transaction = TransactionKeys(keys, nullcontext)
+    first = keys.put("k", "0")
+    attempt = keys._attempt
+
+    def overtaken(*given: Any, **more: Any) -> Any:
+        if coord.held:
+            monkeypatch.setattr(keys, "_attempt", attempt)
+            coord.let_through()
+            in_transaction.put("k", "x")
+            in_transaction._stage(cast(Any, SimpleNamespace(check=print, write=print)))
+        return attempt(*given, **more)
+
+    monkeypatch.setattr(keys, "_attempt", overtaken)
+    coord.holds = True
+    assert keys.put("k", "1") == Version(1, first.index + 1)
+    found = keys.get("k")
+    assert found is not None
+    assert found.version == Version(1, first.index + 1)
+
+
+def test_an_attempt_with_fewer_writes_than_one_that_was_done_after_all() -> None:
+    """The later one was cut shorter, and was refused: the first one landed just before."""
+    coord = Held(MemoryStores().coord)
+    keys = KeyValues(cast(Any, coord), SYSTEM_CLOCK)
+    keys.put("a", "0")
+    keys.put("b", "0")
+
+    def lands_late() -> None:
+        coord.limits = Limits(operations=10, value_bytes=10_000)
+        coord.before_commit = coord.let_through
+
+    coord.before_read[head_key(shard_of(b"a"))] = lands_late
+    coord.holds = True
+    batches = [KeyBatch([Change(b"a", b"1")]), KeyBatch([Change(b"b", b"1")])]
+    assert keys._do_all(batches) == [[Written(Version(1, 2))], [Written(Version(1, 2))]]
+    found = [keys.get("a"), keys.get("b")]
+    assert [entry and entry.version for entry in found] == [Version(1, 2), Version(1, 2)]
+
+
+def test_a_commit_that_only_notes_answers_is_found_out() -> None:
+    """It writes no key, so no head tells of it; its own evidence does."""
+    stores = MemoryStores()
+    coord = Held(stores.coord)
+    keys = KeyValues(cast(Any, coord), SYSTEM_CLOCK)
+    batch = KeyBatch([Change(b"missing", None)], Writer("client.0", 1, again=True))
+    coord.holds = coord.lands = True
+    assert keys._do_all([batch]) == [[Written(ABSENT, existed=False)]]
 
 
 def test_a_write_that_may_still_come_is_not_told_as_a_conflict() -> None:

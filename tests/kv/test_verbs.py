@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,25 @@ from pxrs.core import kv as rules
 from pxrs.kv.store import KeyValues
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing.clock import VirtualClock
+from support.node import LocalNode
+from support.shared_commits import SharedCommits
 
 NAMES = ("memory", "sqlite", "postgres", "mariadb", "etcd", "zookeeper")
-ENGINES = [pytest.param(name, marks=pytest.mark.engine(name)) for name in NAMES]
+EMBEDDED = [pytest.param(name, marks=pytest.mark.engine(name)) for name in NAMES]
+ENGINES = [
+    *EMBEDDED,
+    pytest.param("behind a node", marks=pytest.mark.engine("sqlite")),
+]
 WITH_CLOCK = [it for it in ENGINES if it.values[0] not in ("etcd", "zookeeper")]
 
 
 @pytest.fixture(params=ENGINES)
 def px(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pxrs]:
+    if request.param == "behind a node":
+        store = f"sqlite:///{tmp_path}/kv.db"
+        with LocalNode(store) as node, pxrs.connect(f"pxrs://{node.address}") as px:
+            yield px
+        return
     if request.param in ("memory", "sqlite"):
         url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/kv.db"
     else:
@@ -78,6 +90,26 @@ def test_a_repeated_write_is_answered_as_the_first(px: Pxrs) -> None:
     assert px.kv.delete("k", idempotency_key="c")
 
 
+def test_a_repeated_write_that_did_nothing_does_nothing(px: Pxrs) -> None:
+    """Whatever others have written since, or deleted."""
+    assert not px.kv.delete("k", idempotency_key="a")
+    theirs = px.kv.put("k", "theirs")
+    assert not px.kv.delete("k", idempotency_key="a")
+    assert px.kv.get("k") == Entry(b"k", b"theirs", theirs)
+    for _ in range(2):
+        with pytest.raises(AlreadyExists) as exists:
+            px.kv.put("k", "mine", if_match=ABSENT, idempotency_key="b")
+        assert exists.value.current == theirs
+        px.kv.delete("k")
+    assert px.kv.get("k") is None
+    with pytest.raises(InvalidRequest, match="another write"):
+        px.kv.put("k", "mine", idempotency_key="b")
+    # A version does not come back, so such a refusal need not be kept.
+    with pytest.raises(VersionMismatch):
+        px.kv.put("k", "mine", if_match=theirs, idempotency_key="c")
+    assert px.kv.put("k", "mine", if_match=ABSENT, idempotency_key="c") > theirs
+
+
 def test_scans_go_by_the_order_of_bytes(px: Pxrs) -> None:
     keys = [b"a", b"a\x00", b"a\xff", b"aa", b"b", b"\xff\xfe"]
     for key in keys:
@@ -107,8 +139,11 @@ def test_watches_tell_what_keys_become(px: Pxrs) -> None:
         assert told == []
 
 
-def test_concurrent_writers_share_commits(px: Pxrs) -> None:
+@pytest.mark.parametrize("px", EMBEDDED, indirect=True)
+def test_concurrent_writers_share_commits(px: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each gets a version of its own."""
+    group = px.kv._group
+    commits = SharedCommits(monkeypatch, px.kv._coord, lambda: len(group._waiting) == 8)
     versions: list[tuple[bytes, Version]] = []
 
     def write(name: str) -> None:
@@ -121,6 +156,8 @@ def test_concurrent_writers_share_commits(px: Pxrs) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert sum(commits.sizes) == 80
+    assert sum(commits.sizes[:2]) >= 8
     assert len(set(versions)) == 80
     places = [(rules.shard_of(key), version) for key, version in versions]
     assert len(set(places)) == 80
@@ -252,6 +289,30 @@ def test_a_leader_raises_the_term_of_its_shards(keys: KeyValues) -> None:
     after = keys.put("k", "y")
     assert (after.term, after.index) == (before.term + 1, before.index + 1)
     assert keys.put("k", "z") == Version(after.term, after.index + 1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_shard_that_is_gained_during_a_commit_has_its_term_raised(
+    keys: KeyValues, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Also one that was led, and was lost meanwhile, as its term may not be the last any more."""
+    first = keys.put("k", "x")
+    shards = [rules.shard_of(b"k")]
+    if again:
+        keys._lead(shards)
+    commit = keys._coord.commit
+
+    def gain(*given: Any) -> Any:
+        answer = commit(*given)
+        keys._lead((), shards)
+        keys._lead(shards)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keys._coord, "commit", gain)
+        assert keys.put("k", "y").term == first.term + again
+    assert keys.put("k", "z") == Version(first.term + again + 1, first.index + 2)
+    assert keys.put("k", "z").term == first.term + again + 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pymysql
@@ -16,7 +18,7 @@ from pxrs.stores.connections import Lent
 from pxrs.testing.conformance.log import HERE
 from pxrs.testing.conformance.queue_tools import HELD, READY, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import batch, put, value_of
-from pxrs.types import Check, NewItem, Outcome, Put, QueueChange
+from pxrs.types import Check, Holder, NewItem, Outcome, Put, QueueChange, Release
 from support.child import PATIENCE
 from support.sql import SqlPlace
 
@@ -190,3 +192,109 @@ def test_what_can_not_be_joined_is_refused(place: SqlPlace, mariadb_url: str) ->
         tx.connection.rollback()
         tx.write(Put("k", b"1"))
     assert stores.coord.list("") == []
+
+
+def test_a_joined_commit_that_is_fenced_waits_for_no_lock_of_its_caller(
+    orders: SqlPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """InnoDB keeps the removed item locked, although the savepoint was rolled back to."""
+    px, other = pxrs.connect(orders.url), pxrs.connect(orders.url)
+    release, released_by = px.stores.queues.release, list[str]()
+
+    def noted(holder: Holder, releases: Sequence[Release]) -> None:
+        released_by.append(threading.current_thread().name)
+        release(holder, releases)
+
+    monkeypatch.setattr(px.stores.queues, "release", noted)
+    px.put("q", "mine")
+    px.put("q", "late")
+    with Session(orders.engine) as session, ThreadPoolExecutor(1, "caller") as pool:
+        tx = px.begin(join=session)
+        assert tx.take("q", PATIENCE) is not None
+        assert tx.take("q", PATIENCE, lock_for=0.01) is not None
+        with other.begin() as theirs:
+            assert theirs.take("q", PATIENCE) is not None
+            # With nothing before the savepoint, to roll back to it would end the transaction.
+            session.execute(_INSERT, {"n": 1})
+            job = pool.submit(tx.commit)
+            try:
+                with pytest.raises(Fenced):
+                    job.result(PATIENCE)
+            finally:
+                session.rollback()
+        with other.begin() as theirs:
+            assert theirs.take("q", PATIENCE) is not None
+            assert theirs.take("q", PATIENCE) is not None
+    assert not any(name.startswith("caller") for name in released_by)
+    px.close()
+    other.close()
+
+
+def _await_lock_wait(orders: SqlPlace) -> None:
+    # Not INNODB_TRX: who reads that often reads the same for ever.
+    while "LOCK WAIT" not in str(orders.query("SHOW ENGINE INNODB STATUS")):
+        pass
+
+
+def _at_read_committed(orders: SqlPlace) -> sqlalchemy.Engine:
+    """Where the caller reads from a snapshot, its joined commit itself locks the queue."""
+    return orders.engine.execution_options(isolation_level="READ COMMITTED")
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_who_waits_for_the_callers_commit_stops_no_put(orders: SqlPlace, ends: str) -> None:
+    """Giving back what a joined commit may have removed waits for the item, and locks no queue."""
+    stores, other = orders.open(), orders.open()
+    worker, putter = Worker(stores), Worker(other)
+    worker.put(b"item")
+    item = worker.take_one()
+    with Session(_at_read_committed(orders)) as session, ThreadPoolExecutor(1) as pool:
+        with stores.atomic(session) as tx:
+            tx.queue(QueueChange(worker.holder, (item.held,)))
+        job = pool.submit(worker.release, item)
+        try:
+            _await_lock_wait(orders)
+            putter.put(b"another")
+            assert not job.done()
+        finally:
+            getattr(session, ends)()
+        job.result(PATIENCE)
+    left = {b"another": READY}
+    assert states_of(other) == (left if ends == "commit" else {b"item": READY, **left})
+
+
+def test_to_free_an_item_nobody_waits_for_the_callers_commit(orders: SqlPlace) -> None:
+    """Its hold runs out while the caller's transaction, which has removed it, is still open."""
+    stores, other = orders.open(), orders.open()
+    worker, sweeper = Worker(stores), Worker(other)
+    worker.put(b"item")
+    [item] = stores.queues.take("q", worker.holder, 1, lock_for=2.0).items
+    ran_out = (
+        "SELECT 1 FROM pxrs_queue_items WHERE due_ms <= ROUND(1000 * UNIX_TIMESTAMP(SYSDATE(3)))"
+    )
+    with Session(_at_read_committed(orders)) as session:
+        with stores.atomic(session) as tx:
+            tx.queue(QueueChange(worker.holder, (item.held,)))
+        while not orders.query(ran_out):
+            pass
+        other.queues.reap()
+        sweeper.put(b"another")
+        assert bodies(sweeper.take(2)) == [b"another"]
+        session.rollback()
+    assert bodies(sweeper.take(2)) == [b"item"]
+
+
+def test_a_take_waits_for_no_transaction_of_a_caller(orders: SqlPlace) -> None:
+    """Neither for an item that one removes, nor for one that it puts behind those taken."""
+    worker, other = Worker(orders.open()), Worker(orders.open())
+    other.put(b"theirs")
+    theirs = other.take_one()
+    worker.put(b"1", b"2", key="a")
+    assert bodies(worker.take(1)) == [b"1"]
+    with Session(_at_read_committed(orders)) as session:
+        with other.stores.atomic(session) as tx:
+            new = NewItem(queue="q", body=b"3", key="a")
+            tx.queue(QueueChange(other.holder, (theirs.held,), (new,)))
+        assert bodies(worker.take(3)) == [b"2"]
+        session.commit()
+    assert bodies(worker.take(3)) == [b"3"]

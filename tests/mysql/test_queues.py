@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 import pxrs
 from pxrs.errors import OutcomeUnknown, SchemaMismatch, StoreUnavailable, TransactionConflict
+from pxrs.stores.mysql.queues import store
 from pxrs.stores.mysql.stores import SqlStores
 from pxrs.testing.conformance.queue_tools import HELD, Worker, bodies, look, states_of
 from pxrs.testing.conformance.tools import put, value_of
@@ -293,3 +294,14 @@ def test_programs_that_are_killed_each_time_leave_no_more_and_more(place: SqlPla
 def units_of(place: SqlPlace) -> set[str]:
     rows = place.query("SELECT session_id FROM pxrs_queue_commits WHERE tx = 'unit'")
     return {session for (session,) in rows}
+
+
+def test_no_name_of_a_queue_is_kept_for_ever(
+    place: SqlPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MOST_QUEUES", 4)
+    stores = place.open()
+    worker = Worker(stores)
+    for number in range(20):
+        worker.take(1, f"queue {number}")
+    assert len(stores.queues._next_free) <= 5

@@ -11,7 +11,7 @@ from pxrs.types import Check, Conflict, Put
 from support.engine_fixtures import NewEngine
 from support.sql import open_sql
 
-pytestmark = pytest.mark.engine("mariadb")
+pytestmark = [pytest.mark.engine("mariadb"), pytest.mark.thorough]
 
 _FORGETFUL = {"innodb-flush-log-at-trx-commit": "0", "innodb-flush-log-at-timeout": "2700"}
 _MANY = 100

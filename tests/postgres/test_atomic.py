@@ -12,7 +12,7 @@ import sqlalchemy.orm
 from psycopg.rows import dict_row
 
 import pxrs
-from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, TransactionConflict
+from pxrs.errors import CommitConflict, InvalidRequest, NotAtomic, StoreError, TransactionConflict
 from pxrs.stores.connections import Lent
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.tools import append, batch, put, value_of, values_in
@@ -233,3 +233,18 @@ def test_a_connection_of_sqlalchemy(
             tx.write(Put("k", b"1"))
         assert not connection.in_transaction()
     assert (effects(postgres_url), value_of(stores.coord, "k")) == ([1], b"1")
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_deferred_constraint_of_the_callers_is_not_a_conflict(
+    stores: PostgresStores, mine: psycopg.Connection[Any], postgres_url: str, lent: bool
+) -> None:
+    """It would be violated again: to run the transaction once more would never end."""
+    query(postgres_url, "CREATE TABLE orders (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    query(postgres_url, "INSERT INTO orders VALUES (1)")
+    with pytest.raises(StoreError) as caught, stores.atomic(Lent(mine) if lent else None) as tx:
+        tx.connection.execute("INSERT INTO orders VALUES (1)")
+        tx.write(Put("k", b"1"))
+    assert not caught.value.retryable
+    assert isinstance(caught.value.__cause__, psycopg.errors.UniqueViolation)
+    assert value_of(stores.coord, "k") is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,7 +19,7 @@ from pxrs.stores.postgres.database import Database
 from pxrs.stores.postgres.looks import Looks
 from pxrs.stores.postgres.notifier import channel_of
 from pxrs.stores.postgres.stores import PostgresStores
-from pxrs.stores.wakeups import KEY
+from pxrs.stores.wakeups import KEY, Wanted
 from pxrs.types import Put
 from support.child import PATIENCE
 
@@ -105,3 +107,21 @@ def test_what_is_told_while_the_listener_asks_something_is_heard(
     finally:
         done.set()
     watch.close()
+
+
+def test_a_watch_beside_a_close_writes_into_no_other_file(
+    stores: PostgresStores, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Files opened after the close get the numbers of the pipe that woke the thread."""
+    paths = [tmp_path / f"foreign {number}" for number in range(64)]
+    with ExitStack() as opened:
+
+        def closed_meanwhile(kind: str, names: Iterable[str]) -> Wanted:
+            stores.close()
+            for path in paths:
+                opened.enter_context(path.open("wb"))
+            return Wanted(kind, names)
+
+        monkeypatch.setattr(listener_module, "Wanted", closed_meanwhile)
+        stores.coord.watch("k").close()
+    assert {path.read_bytes() for path in paths} == {b""}

@@ -13,6 +13,7 @@ import sqlalchemy.orm
 
 import pxrs
 from pxrs.errors import Fenced
+from pxrs.stores.postgres.queues import store
 from pxrs.stores.postgres.queues.scout import Plan, Scout
 from pxrs.stores.postgres.stores import PostgresStores
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look
@@ -239,3 +240,14 @@ def test_what_a_lost_session_never_did_is_known_for_a_while(
     assert other.queues.outcome(worker.session.id, "unit") is Outcome.UNKNOWN
     assert bodies(look(stores)) == [b"1"]
     assert stores.queues.stats("q").put == 1
+
+
+def test_no_name_of_a_queue_is_kept_for_ever(
+    stores: PostgresStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MOST_QUEUES", 4)
+    worker = Worker(stores)
+    for number in range(20):
+        worker.take(1, f"queue {number}")
+    assert len(stores.queues._scouts) <= 5
+    assert len(stores.queues._next_sweep) <= 5

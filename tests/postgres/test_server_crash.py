@@ -18,7 +18,7 @@ from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
 from support.postgres import query
 
-pytestmark = pytest.mark.engine("postgres")
+pytestmark = [pytest.mark.engine("postgres"), pytest.mark.thorough]
 
 # Commits stay in the server's memory for so long, unless somebody waits for the disk.
 _FORGETFUL = {"synchronous_commit": "off", "wal_writer_delay": "10s"}

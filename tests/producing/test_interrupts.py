@@ -18,6 +18,8 @@ from support.child import PATIENCE
 from support.interrupts import interrupted_at
 from support.reading import read_all
 
+pytestmark = pytest.mark.thorough
+
 TOPIC = "orders"
 
 

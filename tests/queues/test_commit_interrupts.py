@@ -23,6 +23,8 @@ from support.child import PATIENCE
 from support.interrupts import ROOMS, interrupted_at
 from support.postgres import query
 
+pytestmark = pytest.mark.thorough
+
 ON_SQLITE = re.compile("pxrs/stores/(sqlite/atomic|block)")
 ON_POSTGRES = re.compile("pxrs/stores/(postgres/atomic|block)")
 

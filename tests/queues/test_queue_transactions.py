@@ -631,3 +631,48 @@ def test_keeper_of_a_closed_store_says_so(px: Pxrs) -> None:
     px.close()
     with pytest.raises(Closed):
         hold_session.session()
+
+
+def put_of_which_one_is_bad(px: Pxrs, key: str | None = None) -> None:
+    for text in ("1", "{", "3", "4"):
+        if key is None:
+            px.put("q", text)
+        else:
+            px.put("q", text, key=key)
+
+
+def test_items_beside_an_undecodable_one_are_handed_out(
+    px: Pxrs, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_of_which_one_is_bad(px)
+    with px.transaction(serde=JSON()) as tx:
+        items = tx.take_many("q", 9, PATIENCE, retry=Backoff(attempts=1))
+    assert [item.value for item in items] == [1, 3, 4]
+    assert "an item was not handed out" in caplog.text
+    watch = px.stores.queues.watch("q")
+    while not (found := px.queues.dead("q")):
+        assert watch.wait(PATIENCE)
+    watch.close()
+    assert [(dead.value, dead.deliveries) for dead in found] == [("{", 1)]
+    assert px.queues.describe("q").depth == 0
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_items_behind_an_undecodable_one_in_its_order_wait_for_it(px: Pxrs, fifo: bool) -> None:
+    px.queues.create("q", fifo=fifo)
+    put_of_which_one_is_bad(px, None if fifo else "k")
+    if fifo:
+        px.put("q", "5")
+    else:
+        px.put("q", "5", key="other")
+    retry = Backoff(first=0.0, attempts=2)
+    with px.transaction(serde=JSON()) as tx:
+        items = tx.take_many("q", 9, PATIENCE, retry=retry)
+        assert [item.value for item in items] in ([[1]] if fifo else [[1, 5], [1]])
+
+
+def test_if_no_item_can_be_decoded_the_first_error_is_raised(px: Pxrs) -> None:
+    px.put_many("q", ["{", "["])
+    with pytest.raises(msgspec.DecodeError) as info, px.begin(serde=JSON()) as tx:
+        tx.take_many("q", 9, PATIENCE)
+    assert "item 1 of queue 'q'" in "".join(info.value.__notes__)

@@ -19,7 +19,7 @@ from pxrs.errors import (
 from pxrs.stores.memory.stores import MemoryStores
 from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.stores.sqlite.database import Database, Turn
-from pxrs.testing.conformance.queue_tools import Worker, bodies
+from pxrs.testing.conformance.queue_tools import bodies
 from pxrs.types import Holder, NewItem, QueueChange
 from support.child import PATIENCE
 
@@ -220,32 +220,3 @@ def test_a_take_that_holds_something_is_not_told_as_failed(answers: bool) -> Non
         queues.take("q", holder, 1, unit="take")
     coord.away = False
     assert bodies(queues.held("q", holder, "take")) == [b"1"]
-
-
-@sqlite
-def test_what_an_interrupted_commit_has_set_aside_is_given_back(
-    px: pxrs.Pxrs, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead = px.stores.queues._ahead  # type: ignore[attr-defined]
-
-    def interrupted(aside: Any) -> None:
-        raise KeyboardInterrupt
-
-    for number in range(20):
-        px.put("q", str(number))
-    monkeypatch.setattr(ahead, "offer", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(15):
-            with px.begin() as tx:
-                assert tx.take("q", PATIENCE) is not None
-                tx.commit()
-    monkeypatch.undo()
-    with pxrs.connect(f"sqlite:///{path}") as elsewhere:
-        left = {item.value for item in elsewhere.queues.peek("q", limit=100)}
-        other = Worker(elsewhere.stores)
-        watch = elsewhere.stores.queues.watch("q")
-        seen: set[bytes] = set()
-        while len(seen) < len(left):
-            seen.update(bodies(other.take(20)))
-            if len(seen) < len(left):
-                assert watch.wait(PATIENCE)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
@@ -14,11 +15,31 @@ from hypothesis import strategies as st
 from websockets.sync.server import ServerConnection, serve
 
 from pxrs.client import frames as protocol
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url, remote_settings
-from pxrs.errors import ConfigError, PxrsError, StoreUnavailable
+from pxrs.core.retry import Backoff
+from pxrs.errors import (
+    ConfigError,
+    OutcomeUnknown,
+    PxrsError,
+    RetryExhausted,
+    StoreUnavailable,
+)
+from pxrs.kv.led import LedKeys
 from pxrs.stores.remote import wire
-from pxrs.stores.remote.stores import RemoteStores
-from pxrs.types import Limits, Put, QueueLimits, Versioned
+from pxrs.stores.remote.stores import RemoteAtomic, RemoteStores
+from pxrs.types import (
+    Append,
+    Batch,
+    Holder,
+    Limits,
+    LogPartition,
+    NewItem,
+    Put,
+    QueueChange,
+    QueueLimits,
+    Versioned,
+)
 from support.child import PATIENCE
 from support.fuzzing import limits
 
@@ -27,6 +48,9 @@ pytestmark = pytest.mark.engine("memory")
 _HELLO = protocol.encode_hello(
     protocol.Hello("bad", Limits(10, 1000), QueueLimits(10, 1000), frozenset({"now", "atomic"}))
 )
+_VIEW = {"epoch": 1, "nodes": [], "slots": []}
+_APPEND = Append(LogPartition("id", 0), Batch(bytearray(100), 1, 0))
+_PUT = QueueChange(Holder("", ""), put=(NewItem(queue="inbox", body=b"x"),))
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5)
     | st.binary(max_size=9) | st.floats(),
@@ -38,10 +62,15 @@ _RAW = (_ANYTHING.map(msgspec.msgpack.encode) | st.binary(max_size=20)).map(msgs
 
 
 class BadNode:
-    """Answers each frame with what `script` has; HELLO as a node does, if `greets`."""
+    """Answers each frame with what `script` has; HELLO as a node does, if `greets`.
+
+    A call of a method that `answers` names has that answer instead.
+    """
 
     def __init__(self) -> None:
         self.script: list[bytes] = []
+        self.answers: dict[str, Any] = {}
+        self.breaks = False
         self.greets = True
         self._server = serve(self._talk, "127.0.0.1", 0, max_size=None, compression=None)
         self.port = self._server.socket.getsockname()[1]
@@ -55,7 +84,14 @@ class BadNode:
             if self.greets and calls[0][0] == protocol.HELLO:
                 client.send(protocol.encode_frame([(protocol.HELLO, protocol.ANSWER, _HELLO)]))
                 continue
-            for answer in self.script:
+            if self.breaks:
+                return
+            found = [
+                (number, protocol.ANSWER, protocol.raw(self.answers[name]))
+                for number, name, _ in calls
+                if name in self.answers
+            ]
+            for answer in [protocol.encode_frame(found)] if found else self.script:
                 client.send(answer)
 
     def open(self, timeout: float = 0.3) -> RemoteStores:
@@ -120,18 +156,28 @@ def test_answers_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> None:
     frames = st.lists(entries, max_size=5).map(protocol.encode_frame) | st.binary(max_size=20)
 
     @limits(pytestconfig, 15)
-    @given(st.lists(frames, max_size=3))
-    def attack(script: list[bytes]) -> None:
+    @given(st.lists(frames, max_size=3), st.integers(0, 2))
+    def attack(script: list[bytes], third: int) -> None:
         bad.script = script
         stores = bad.open(0.15)
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: stores.coord.get("a"),
             lambda: stores.coord.list("a"),
             lambda: stores.coord.commit((), (Put("a", b"x"),)),
             lambda: stores.queues.find("a"),
             lambda: stores.coord.session(5),
             lambda: stores.coord.watch("a").close(),
-        ):
+            lambda: stores.log.append([_APPEND]),
+            lambda: stores.log.fetch(_APPEND.where, 0, 100),
+            lambda: stores.log.bounds("id"),
+            lambda: stores.log.batch_at(_APPEND.where, 0),
+            stores.client.view,
+            lambda: keys_of(stores).get("k"),
+            lambda: keys_of(stores).put("k", "v"),
+            lambda: write(stores.atomic()),
+        ]
+        # Most of them wait until their time is over.
+        for call in calls[third::3]:
             with suppress(PxrsError):
                 call()
         stores.close()
@@ -142,6 +188,159 @@ def test_answers_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> None:
     for thread in left:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def keys_of(stores: RemoteStores) -> LedKeys:
+    return LedKeys(stores.coord, SYSTEM_CLOCK, stores.client)
+
+
+def write(atomic: RemoteAtomic) -> None:
+    with atomic:
+        atomic.write(Put("a", b"x"))
+        atomic.append(*_APPEND)
+        atomic.queue(_PUT)
+
+
+# What each method is answered by a node that leaves something out, and a call of it.
+_TOO_FEW: list[Any] = [
+    ("kv.write", [], lambda stores: keys_of(stores).put("k", "v")),
+    ("kv.write", [[None, None]] * 2, lambda stores: keys_of(stores).put("k", "v")),
+    ("coord.commit", [True, {}], lambda stores: stores.coord.commit((), (Put("a", b"x"),))),
+    ("log.append", [], lambda stores: stores.log.append([_APPEND])),
+    ("queues.apply", [], lambda stores: stores.queues.apply(_PUT)),
+    ("node.atomic", [{}, [[0, False]], [1]], lambda stores: write(stores.atomic())),
+    ("node.atomic", [{"a": 1}, [], [1]], lambda stores: write(stores.atomic())),
+    ("node.atomic", [{"a": 1}, [[0, False]], []], lambda stores: write(stores.atomic())),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "call"), _TOO_FEW)
+def test_answers_that_leave_something_out_are_unknown(
+    bad: BadNode, name: str, answer: Any, call: Callable[[RemoteStores], object]
+) -> None:
+    """Never an error that is not ours: the caller could not know what it means."""
+    bad.answers = {name: answer, "node.view": _VIEW, "node.watch_view": None}
+    seconds = 2 if name == "kv.write" else PATIENCE
+    with closing(bad.open(seconds)) as stores, pytest.raises(OutcomeUnknown):
+        call(stores)
+
+
+@pytest.mark.parametrize("answer", [[], [None, None]])
+def test_reads_that_have_no_answers_end(bad: BadNode, answer: list[None]) -> None:
+    bad.answers = {"kv.read": answer, "node.view": _VIEW, "node.watch_view": None}
+    stores = bad.open(1)
+    told: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            keys_of(stores).get("k")
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            told.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(PATIENCE)
+    assert not reading.is_alive()
+    assert isinstance(told[0], RetryExhausted)
+    stores.close()
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "host:port", "host:99999", "[::1", "a" * 300])
+def test_a_view_with_addresses_that_are_none(bad: BadNode, address: str) -> None:
+    """Whoever is said to lead the key can't be reached: another node is asked."""
+    slots = ["odd"] * 64
+    bad.answers = {
+        "node.view": {"epoch": 1, "nodes": [["odd", address]], "slots": slots},
+        "node.watch_view": None,
+        "kv.read": [None],
+    }
+    with closing(bad.open(PATIENCE)) as stores:
+        assert keys_of(stores).get("k") is None
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"key": b"k", "node": "a"}, {"key": b"k", "node": "a", "address": {}},
+     {"key": 7, "node": "a", "address": "b:1"}],
+)  # fmt: skip
+def test_a_leader_that_is_none(attributes: dict[str, Any]) -> None:
+    sent = protocol.raw(protocol.WireError("NotLeader", "text", attributes))
+    assert isinstance(protocol.decode_error(sent), OutcomeUnknown)
+
+
+def test_a_node_that_greets_and_breaks_is_not_tried_without_end(bad: BadNode) -> None:
+    """Every call counts its attempts, and pauses between them."""
+    bad.breaks = True
+    stores = bad.open(PATIENCE)
+    stores._link.retry.backoff = Backoff(0.001, 0.001, attempts=3)
+    with pytest.raises(RetryExhausted) as raised:
+        stores.coord.get("a")
+    assert raised.value.attempts == 3
+    assert stores.client.stats().retries == (2, 1)
+    stores.close()
+
+
+class Trickle:
+    """Takes connections and answers a byte now and then, without end."""
+
+    def __init__(self, begins: bytes) -> None:
+        self._begins = begins
+        self._over = threading.Event()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.sendall(self._begins)
+            while not self._over.wait(0.05):
+                client.sendall(b"x")
+
+    def close(self) -> None:
+        self._over.set()
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+def test_a_node_that_answers_byte_by_byte_is_passed_over(
+    bad: BadNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, the answer never does: nobody waits for it without end."""
+    monkeypatch.setattr("pxrs.client.pool._GREETING", 1.0)
+    opened: list[RemoteStores] = []
+    with closing(Trickle(b"HTTP/1.1 101 Switching Protocols\r\nX: ")) as slow:
+        url = f"pxrs://127.0.0.1:{slow.port},127.0.0.1:{bad.port}?timeout={PATIENCE}"
+        opening = threading.Thread(
+            target=lambda: opened.append(RemoteStores(remote_settings(parse_url(url)))), daemon=True
+        )
+        opening.start()
+        opening.join(PATIENCE)
+        assert opened
+        opened[0].close()
+
+
+def test_a_node_that_begins_tls_byte_by_byte_is_passed_over() -> None:
+    told: list[BaseException] = []
+    # The header of a large record.
+    with closing(Trickle(b"\x16\x03\x03\x40\x00")) as slow:
+
+        def connect() -> None:
+            try:
+                url = f"pxrs://127.0.0.1:{slow.port}?timeout=0.5&tls=true"
+                RemoteStores(remote_settings(parse_url(url)))
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                told.append(error)
+
+        connecting = threading.Thread(target=connect, daemon=True)
+        connecting.start()
+        connecting.join(PATIENCE)
+        assert isinstance(told[0], RetryExhausted)
 
 
 def test_a_greeting_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> None:

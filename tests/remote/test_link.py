@@ -20,7 +20,14 @@ import pxrs
 from pxrs import Closed, ConfigError, NotAtomic, OutcomeUnknown, StoreUnavailable
 from pxrs.client import frames
 from pxrs.config import parse_url, remote_settings
-from pxrs.errors import CommitConflict, InvalidRequest, PxrsError, SessionLost, VersionMismatch
+from pxrs.errors import (
+    CommitConflict,
+    InvalidRequest,
+    PxrsError,
+    SessionLost,
+    StoreBusy,
+    VersionMismatch,
+)
 from pxrs.stores.open import open_stores
 from pxrs.stores.remote import wire
 from pxrs.stores.remote.stores import RemoteStores
@@ -335,3 +342,109 @@ def test_a_large_call_and_a_large_answer_pass_each_other(nodes: Nodes) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))
+
+
+# Handing over
+
+
+class Busy:
+    """A method that fails with `StoreBusy` when it is called first, and says when it works."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self.has_failed = False
+        self.worked = threading.Event()
+
+    def __call__(self, *given: Any) -> Any:
+        if not self.has_failed:
+            self.has_failed = True
+            raise StoreBusy("for the first one who asks")
+        answer = self._method(*given)
+        self.worked.set()
+        return answer
+
+
+def test_a_session_is_handed_over_though_the_node_is_busy_at_first(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that had it lives, and gives it up soon: the next renewal would be too late."""
+    first, second = (each._stores.coord for each in nodes.served)
+    abandoned = threading.Event()
+    lend = first.lend  # type: ignore[attr-defined]
+
+    def lent(ttl: float) -> Any:
+        session = lend(ttl)
+        abandon = session.abandon
+
+        def note() -> None:
+            abandon()
+            abandoned.set()
+
+        session.abandon = note
+        return session
+
+    monkeypatch.setattr(first, "lend", lent)
+    busy = Busy(second.adopt)  # type: ignore[attr-defined]
+    monkeypatch.setattr(second, "adopt", busy)
+    session = stores.coord.session(120)
+    stores._link._stream.close()  # type: ignore[union-attr]
+    assert abandoned.wait(PATIENCE)
+    assert busy.has_failed
+    session.renew()
+
+
+def test_a_watch_is_armed_again_though_the_node_is_busy_at_first(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(nodes.served[1]._stores.coord.watch)
+    monkeypatch.setattr(nodes.served[1]._stores.coord, "watch", busy)
+    watch = stores.coord.watch("a")
+    nodes.kill(0)
+    assert stores.coord.get("a") is None
+    assert busy.worked.wait(PATIENCE)
+    with closing(RemoteStores(remote_settings(parse_url(nodes.url)))) as other:
+        other.coord.commit((), (Put("a", b"1"),))
+    while stores.coord.get("a") is None:
+        assert watch.wait(PATIENCE)
+
+
+def test_a_session_that_was_opened_while_its_stream_broke_is_handed_over(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next node was told of all sessions before this one was known."""
+    call = stores._link.call
+
+    def then_break(name: str, *given: Any, **named: Any) -> Any:
+        answer = call(name, *given, **named)
+        if name == "node.open_session":
+            monkeypatch.setattr(stores._link, "call", call)
+            stores._link._stream.close()  # type: ignore[union-attr]
+            assert stores.coord.get("a") is None
+        return answer
+
+    adopted = Busy(nodes.served[1]._stores.coord.adopt)  # type: ignore[attr-defined]
+    adopted.has_failed = True
+    monkeypatch.setattr(nodes.served[1]._stores.coord, "adopt", adopted)
+    monkeypatch.setattr(stores._link, "call", then_break)
+    session = stores.coord.session(120)
+    assert adopted.worked.wait(PATIENCE)
+    session.renew()
+
+
+def test_a_queue_that_is_made_anew_is_not_deleted_by_a_repeat(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the first delete is lost; somebody makes a queue of that name again."""
+    stores.queues.create("inbox")
+    queues = nodes.served[0]._stores.queues
+    delete = queues.delete
+
+    def then_break(name: str) -> None:
+        delete(name)
+        queues.create(name)
+        stores._link._stream.close()  # type: ignore[union-attr]
+
+    monkeypatch.setattr(queues, "delete", then_break)
+    with pytest.raises(OutcomeUnknown):
+        stores.queues.delete("inbox")
+    assert stores.queues.find("inbox") is not None

@@ -29,7 +29,11 @@ pytestmark = pytest.mark.long
 
 
 def engines(*names: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.engine(name)) for name in names]
+    rarely = {"mariadb": [pytest.mark.thorough], "etcd": [pytest.mark.thorough]}
+    return [
+        pytest.param(name, marks=[pytest.mark.engine(name), *rarely.get(name, ())])
+        for name in names
+    ]
 
 
 # What nodes do with sessions is the same on each engine, and what an engine does with one that

@@ -68,12 +68,11 @@ HOW: dict[str, Callable[[Pxrs, Any], None]] = {
 @pytest.mark.parametrize(
     ("engine", "how"),
     [
-        pytest.param(engine, how, marks=pytest.mark.engine(engine))
-        for engine, hows in {
-            "sqlite": HOW,
-            **dict.fromkeys(("postgres", "mariadb", "etcd", "zookeeper"), ("px.close",)),
-        }.items()
-        for how in hows
+        *(pytest.param("sqlite", how, marks=pytest.mark.engine("sqlite")) for how in HOW),
+        *(
+            pytest.param(name, "px.close", marks=[pytest.mark.engine(name), pytest.mark.thorough])
+            for name in ("postgres", "mariadb", "etcd", "zookeeper")
+        ),
     ],
 )
 def test_a_listener_that_drains_keeps_its_session_to_the_last_item(

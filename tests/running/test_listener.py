@@ -319,7 +319,7 @@ def test_closing_the_store_stops_its_listeners(url: str) -> None:
 
 
 def test_item_is_extended_while_its_handler_lives(px: Pxrs) -> None:
-    """Its deadline passes several times over; somebody else waits for it all the while."""
+    """Its deadline passes several times over; another worker waits for it all the while."""
     extended = threading.Semaphore(0)
 
     def act(item: Item, tx: UnitOfWork) -> None:
@@ -335,7 +335,7 @@ def test_item_is_extended_while_its_handler_lives(px: Pxrs) -> None:
 
     px.put("in", "item")
     handler = Handler(act)
-    with px.listen("in", handler, workers=2, deadline=1.0, retry=Backoff(attempts=1)):
+    with px.listen("in", handler, workers=2, deadline=2.0, retry=Backoff(attempts=1)):
         wait_until(px, "in", is_empty(px, "in"))
     assert handler.values == ["item"]
     assert px.queues.describe("in").done == 1

@@ -16,6 +16,7 @@ import pxrs
 from pxrs import Backoff, DeadLetter, Message
 from pxrs.core.progress import MOST_BYTES, Progress
 from pxrs.core.records import Claim, claim_key, decode, encode
+from pxrs.running.dead_letters import DeadLetters
 from pxrs.types import Put
 from support.child import PATIENCE
 from support.faults import FaultyLog
@@ -428,3 +429,83 @@ def test_a_claim_tells_of_no_more_gaps_than_fit(px: pxrs.Pxrs) -> None:
     claims = [decode(record, Claim) for record in px.stores.coord.list("claims/g/")]
     sizes = [len(msgspec.json.encode(claim.done)) for claim in claims]
     assert MOST_BYTES // 2 < max(sizes) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("unknown", [False, True], ids=["not delivered", "unknown"])
+def test_a_dead_letter_outlives_an_outage(
+    px: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch, unknown: bool
+) -> None:
+    """However long the store was away: what its producer gave up is sent again."""
+    properly = DeadLetters.bury
+    failures: list[pxrs.PxrsError] = []
+
+    def bury(self: DeadLetters, *arguments: Any) -> str:
+        if not failures:
+            away = pxrs.StoreUnavailable("the log was away for longer than delivery_timeout")
+            failures.append(away)
+            if unknown:
+                raise pxrs.OutcomeUnknown("given up, and it is not known whether it was appended")
+            raise pxrs.DeliveryFailed("not appended, and given up") from away
+        return properly(self, *arguments)
+
+    monkeypatch.setattr(DeadLetters, "bury", bury)
+    make(px, ["poison", "good"])
+
+    def handle(message: Message) -> None:
+        if message.value == b"poison":
+            raise ValueError("never")
+
+    running = Running(px, handle, topic="orders", retry=QUICK, on_failure=DeadLetter())
+    wait_for_checkpoints(px, 2)
+    px.stop()
+    running.join()
+    assert failures
+    assert running.error is None
+    assert [letter.value for letter in px.topics.dead("orders")] == [b"poison"]
+
+
+def test_a_dead_letter_that_can_never_be_written_ends_the_run(
+    px: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bury(self: DeadLetters, *_: Any) -> str:
+        too_large = pxrs.MessageTooLarge("a letter has more headers than its message")
+        raise pxrs.DeliveryFailed("not appended, and given up") from too_large
+
+    monkeypatch.setattr(DeadLetters, "bury", bury)
+    make(px, ["poison"])
+
+    def handle(message: Message) -> None:
+        raise ValueError("never")
+
+    running = Running(px, handle, topic="orders", retry=QUICK, on_failure=DeadLetter())
+    running.join()
+    assert isinstance(running.error, pxrs.DeliveryFailed)
+    assert checkpoints(px) == 0
+
+
+def test_a_run_that_can_not_start_leaves_nothing_behind(px: pxrs.Pxrs) -> None:
+    before = set(threading.enumerate())
+    for topic in ("missing", "missing-too"):
+        with pytest.raises(pxrs.TopicNotFound):
+            px.run(lambda message: None, topic=topic, group="g", on_failure=DeadLetter()).join()
+    left = [it for it in set(threading.enumerate()) - before if it.name == "pxrs-producer"]
+    assert left == []
+    assert px.groups.list() == []
+
+
+def test_a_run_without_its_threads_leaves_the_group(
+    px: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(px, ["a"])
+    properly = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "pxrs-worker-1":
+            raise RuntimeError("can't start new thread")
+        properly(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        px.run(lambda message: None, topic="orders", group="g", workers=2).join()
+    monkeypatch.undo()
+    assert px.groups.describe("g").members == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ import pxrs
 from pxrs import Message, Position
 from pxrs.running.suspect_messages import SuspectMessages
 from support.child import PATIENCE
+from support.running import wait_for_checkpoints
 
 # Long enough for a thread that is not held back.
 _A_MOMENT = 0.3
@@ -125,3 +127,63 @@ def test_one_that_may_kill_is_handled_alone(suspects: SuspectMessages) -> None:
         for each in (suspect, threads.submit(watched, message(2))):
             each.result()
     assert beside == {offset: [place(offset)] for offset in (1, 7, 2)}
+
+
+def test_the_wait_for_a_turn_is_no_time_of_the_handler(suspects: SuspectMessages) -> None:
+    """What `max_handler_time` of a run counts from."""
+    die_of(suspects, 7, 8)
+    first_is_in, let_go = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def handle(message: Message) -> None:
+        order.append(f"begins {message.offset}")
+        if message.offset == 1:
+            first_is_in.set()
+            assert let_go.wait(PATIENCE)
+            order.append("ends 1")
+
+    watched = suspects.watched(0, handle)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(watched, message(1))
+        assert first_is_in.wait(PATIENCE)
+        watched.turn_came = lambda: order.append("turn")
+        second = threads.submit(watched, message(7))
+        let_go.set()
+        first.result()
+        second.result()
+    assert order == ["begins 1", "ends 1", "turn", "begins 7"]
+
+
+class Patient:
+    """As the handler of a worker process, which makes suspects wait for others."""
+
+    turn_came: Callable[[], None]
+
+    def __init__(self, began: Callable[[], float]) -> None:
+        self.times: list[float] = []
+        self._began = began
+
+    def __call__(self, message: Message) -> None:
+        self.times.append(self._began())
+        self.turn_came()
+        self.times.append(self._began())
+
+
+def test_a_run_counts_the_time_of_a_handler_from_its_turn() -> None:
+    with pxrs.connect("memory://") as px:
+        px.topics.create("t", partitions=1)
+        with px.producer() as producer:
+            producer.send("t", b"x")
+
+        def began() -> float:
+            [member] = px._run_members
+            return member.steps.working_since[threading.get_ident()]
+
+        handler = Patient(began)
+        handler.turn_came = lambda: None
+        running = px.run(handler, topic="t", group="g")
+        wait_for_checkpoints(px, 1)
+        running.stop()
+        running.join(PATIENCE)
+    waited, begun = handler.times
+    assert waited < begun

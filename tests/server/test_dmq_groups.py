@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from contextlib import closing
 
 import pytest
 
-from support.node import Client, LocalNode, looks
+from support.node import Client, LocalNode, Reply, looks
 
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
@@ -16,9 +17,10 @@ GROUP_ID = "G_orders_order-processor"
 class Member:
     """A consumer that does what the document's does."""
 
-    def __init__(self, client: Client, consumer: str) -> None:
+    def __init__(self, client: Client, consumer: str, group: str = GROUP_ID) -> None:
         self._client = client
-        joined = client.post(f"{GROUP}/join", {"groupId": GROUP_ID, "consumerId": consumer})
+        self._group = group
+        joined = client.post(f"{GROUP}/join", {"groupId": group, "consumerId": consumer})
         assert joined.status == 200, joined.body
         self.id = joined.json["memberId"]
         self.generation = 0
@@ -36,7 +38,7 @@ class Member:
 
     def beat(self) -> int:
         """A heartbeat; after a rebalance the assignment is fetched, as the document wants it."""
-        body = {"groupId": GROUP_ID, "memberId": self.id}
+        body = {"groupId": self._group, "memberId": self.id}
         answer = self._client.post(f"{GROUP}/heartbeat", body)
         assert answer.status == 200, answer.body
         if answer.json["generation"] > self.generation or self.unsettled:
@@ -46,13 +48,30 @@ class Member:
         return generation
 
     def commit(self, offsets: dict[str, int], generation: int | None = None) -> int:
-        body = {"groupId": GROUP_ID, "memberId": self.id, "offsets": offsets}
+        return self.committed(offsets, generation).status
+
+    def committed(self, offsets: dict[str, int], generation: int | None = None) -> Reply:
+        body = {"groupId": self._group, "memberId": self.id, "offsets": offsets}
         if generation is not None:
             body["generation"] = generation
-        return self._client.post(f"{GROUP}/commit-offsets", body).status
+        return self._client.post(f"{GROUP}/commit-offsets", body)
+
+    def poll(self) -> dict[int, list[str]]:
+        """What is in its partitions, from its offsets on."""
+        found = {}
+        for number in self.partitions:
+            at = self.offsets[str(number)]
+            body = {"topic": "orders", "partition": number, "offset": at, "maxMessages": 500}
+            answer = self._client.post("/api/v1/storage/consume", body)
+            assert answer.json["success"], answer.body
+            messages = answer.json["messages"]
+            assert [each["offset"] for each in messages] == list(range(at, at + len(messages)))
+            found[number] = [b64decode(each["value"]).decode() for each in messages]
+            self.offsets[str(number)] = at + len(messages)
+        return found
 
     def leave(self) -> int:
-        body = {"groupId": GROUP_ID, "memberId": self.id}
+        body = {"groupId": self._group, "memberId": self.id}
         return self._client.post(f"{GROUP}/leave", body).status
 
 
@@ -124,6 +143,90 @@ def test_from_the_first_member_to_the_last(group: Client) -> None:
     assert first.beat() > generation
     first.fetch_assignment()
     assert first.offsets[str(kept)] == 5
+
+
+def test_an_old_generation_sends_a_member_to_its_assignment(client: Client) -> None:
+    client.post("/v1/topics", {"name": "one", "partitions": 1})
+    client.post("/v1/topics/one/messages", {"messages": [{"value": "a"}] * 5})
+    client.post(f"{METADATA}/find-or-create", {"topic": "one", "appId": "app"})
+    first = Member(client, "consumer-1", "G_one_app")
+    first.fetch_assignment()
+    assert first.partitions == [0]
+    old = first.generation
+    assert first.commit({"0": 1}, old) == 200
+    # It keeps its only partition when another joins, and has not fetched that.
+    Member(client, "consumer-2", "G_one_app")
+    body = {"groupId": "G_one_app", "memberId": first.id}
+    for _ in looks():
+        if client.post(f"{GROUP}/heartbeat", body).json["generation"] > old:
+            break
+    refused = first.committed({"0": 4}, old)
+    assert (refused.status, refused.json["code"]) == (409, "old_generation")
+    first.fetch_assignment()
+    assert first.generation > old
+    assert first.offsets == {"0": 4}  # what it owns was committed all the same
+    assert first.commit({"0": 5}, first.generation) == 200
+
+
+@pytest.mark.long
+def test_three_members_and_one_is_killed(url: str) -> None:
+    with LocalNode(url, session_timeout=3.0) as node, closing(node.client()) as client:
+        client.post("/v1/topics", {"name": "orders", "partitions": 10})
+        client.post(f"{METADATA}/find-or-create", {"topic": "orders", "appId": "order-processor"})
+        first, second = Member(client, "consumer-1"), Member(client, "consumer-2")
+        connection = node.client()
+        killed = Member(connection, "consumer-3")
+        settle(first, second, killed)
+        generation = first.beat()
+        sent = [
+            {"partition": number, "value": f"{number}-{at}"}
+            for number in range(10)
+            for at in range(5)
+        ]
+        assert client.post("/v1/topics/orders/messages", {"messages": sent}).status == 200
+        handled: list[str] = []
+        for member in (first, second):
+            handled += [it for values in member.poll().values() for it in values]
+            assert member.commit(member.offsets, generation) == 200
+        # It has read everything, and is killed after it has handled two of each.
+        read = killed.poll()
+        handled += [it for values in read.values() for it in values[:2]]
+        assert killed.commit(dict.fromkeys(map(str, read), 2), generation) == 200
+        connection.close()
+        settle(first, second)
+        assert first.beat() > generation
+        assert second.beat() == first.generation
+        taken = {number: each for each in (first, second) for number in each.partitions}
+        assert all(taken[number].offsets[str(number)] == 2 for number in read)
+
+        def checkpoints() -> dict[int, int | None]:
+            shown = node.px.groups.describe(GROUP_ID).partitions
+            return {each.partition: each.checkpoint for each in shown}
+
+        before = checkpoints()
+        assert set(before.values()) == {2, 5}
+        # What it sent before it was killed arrives late.
+        killed._client = client
+        assert killed.commit(dict.fromkeys(map(str, read), 5), generation) == 404
+        stale = {str(number): 5 for number in second.partitions}
+        assert first.commit(stale) == 409
+        assert checkpoints() == before
+        for member in (first, second):
+            handled += [it for values in member.poll().values() for it in values]
+            assert member.commit(member.offsets, member.generation) == 200
+        assert sorted(handled) == sorted(str(each["value"]) for each in sent)
+        assert node.px.groups.describe(GROUP_ID).lag == 0
+
+
+def test_a_deleted_group_takes_no_commits(group: Client) -> None:
+    member = Member(group, "consumer-1")
+    member.fetch_assignment()
+    assert group("DELETE", f"{METADATA}/{GROUP_ID}").status == 409
+    assert member.leave() == 200
+    assert group("DELETE", f"{METADATA}/{GROUP_ID}").status == 204
+    assert member.commit({"0": 0}) == 404
+    body = {"groupId": GROUP_ID, "consumerId": "consumer-1"}
+    assert group.post(f"{GROUP}/join", body).status == 404
 
 
 def test_one_that_is_silent_is_gone(url: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,10 +11,14 @@ import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
+from pxrs.errors import StoreUnavailable
+from pxrs.groups.snapshot import Snapshot
+from pxrs.server.groups import host as host_module
 from pxrs.server.groups.host import Context, GroupHost, MemberNotHere
 from pxrs.server.node_session import NodeSession
 from pxrs.types import Put
 from support.child import PATIENCE
+from support.node import looks
 
 pytestmark = pytest.mark.engine("memory")
 
@@ -28,13 +33,18 @@ def px() -> Iterator[pxrs.Pxrs]:
 
 
 @pytest.fixture
-def hosts(px: pxrs.Pxrs) -> Iterator[list[GroupHost]]:
+def rules() -> Rules:
+    return RULES
+
+
+@pytest.fixture
+def hosts(px: pxrs.Pxrs, rules: Rules) -> Iterator[list[GroupHost]]:
     """One on each of two nodes."""
     sessions = [NodeSession(px.stores.coord, 10.0) for _ in range(2)]
     hosts = [
         GroupHost(
             "g", Context(px.stores.coord, px.topics, SYSTEM_CLOCK, session, f"node:{number}"),
-            RULES, 5.0,
+            rules, 5.0,
         )
         for number, session in enumerate(sessions)
     ]  # fmt: skip
@@ -83,3 +93,61 @@ def test_a_client_that_asks_to_join_again_before_it_was_answered_joins_once(
     for done in asked:
         done.result(PATIENCE)
     assert [member.name for member in px.groups.describe("g").members] == ["a"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    for _ in looks():
+        if condition():
+            return
+
+
+def settled(host: GroupHost, name: str) -> threading.Event:
+    """Set once the member owns its target."""
+    event = threading.Event()
+    host.when_settled(name, event.set)
+    return event
+
+
+@pytest.mark.parametrize("rules", [Rules(0.01, None, assignor("sticky"))])
+def test_the_release_of_a_claim_wakes_a_member_that_has_just_begun_to_wait_for_it(
+    hosts: list[GroupHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No deadline wakes the host: only the claim does.
+    monkeypatch.setattr(host_module, "_CAREFUL_WAIT", 3600.0)
+    first, second = hosts
+    first.join("a", ("orders",), "test", 3600.0).result(PATIENCE)
+    assert settled(first, "a").wait(PATIENCE)
+    assert len(first.ask("a").owned) == 2
+    second.join("b", ("orders",), "test", 3600.0).result(PATIENCE)
+    # It has read the claim that another member owns. Nothing is written but this claim now.
+    wait_until(lambda: bool(second._members["b"].membership.waiting_for))
+    wait_until(lambda: len(first.ask("a").owned) == 1)
+    first.ask("a")
+    assert settled(second, "b").wait(PATIENCE)
+    assert len(second.ask("b").owned) == 1
+
+
+@pytest.mark.parametrize("rules", [Rules(0.01, None, assignor("sticky"))])
+def test_a_look_that_failed_is_made_again(
+    hosts: list[GroupHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "_CAREFUL_WAIT", 3600.0)
+    first, second = hosts
+    first.join("a", ("orders",), "test", 3600.0).result(PATIENCE)
+    assert settled(first, "a").wait(PATIENCE)
+    held = first._members["a"]
+    look_at, failed = held.membership.look_at, threading.Event()
+
+    def fail_once(seen: Snapshot) -> float | None:
+        if seen.view.head.target_of("b") and not failed.is_set():
+            failed.set()
+            raise StoreUnavailable("for a test")
+        return look_at(seen)
+
+    held.membership.look_at = fail_once  # type: ignore[method-assign]
+    second.join("b", ("orders",), "test", 3600.0).result(PATIENCE)
+    assert failed.wait(PATIENCE)
+    wait_until(lambda: len(first.ask("a").owned) == 1)
+    first.ask("a")
+    assert settled(second, "b").wait(PATIENCE)

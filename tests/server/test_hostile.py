@@ -344,6 +344,12 @@ def test_kept_batches_count_as_they_are_unpacked() -> None:
         moved = base.to_bytes(8, "big") + data[8:]
         kept.get(LogPartition("a", 0), StoredBatch(base, base + 1, moved), Fence("a", 0, 0))
     assert len(kept._batches) == 2
+    kept = _DecodedBatches(300_000)
+    small = bytes(encode([(None, None, [], 0)] * 1000).data)
+    for base in range(0, 10_000, 1000):
+        moved = base.to_bytes(8, "big") + small[8:]
+        kept.get(LogPartition("a", 0), StoredBatch(base, base + 1000, moved), Fence("a", 0, 0))
+    assert len(kept._batches) == 2, "of 8 KB each, and of 130 KB as messages"
 
 
 # Clients that are slow, or gone

@@ -13,6 +13,7 @@ from pxrs.core.kv import shard_of
 from pxrs.core.routing import SLOTS
 from pxrs.server.rest.problems import HttpError
 from support.node import Client, LocalNode
+from support.shared_commits import SharedCommits, count_arrivals
 
 
 def put(client: Client, key: str, value: str, **more: Any) -> Any:
@@ -144,7 +145,12 @@ def shared(node: LocalNode) -> bool:
     return set(slots) == {"a", "b"} and None not in slots
 
 
-def test_concurrent_requests_share_commits(node: LocalNode) -> None:
+def test_concurrent_requests_share_commits(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = count_arrivals(monkeypatch)
+    coord = node.px.kv._coord
+    commits = SharedCommits(monkeypatch, coord, lambda: len(arrived) == 8)
     answers: list[int] = []
 
     def write(name: int) -> None:
@@ -159,3 +165,5 @@ def test_concurrent_requests_share_commits(node: LocalNode) -> None:
         thread.join()
     assert answers == [200] * 160
     assert len(list(node.px.kv.scan())) == 160
+    assert sum(commits.sizes) == 160
+    assert sum(commits.sizes[:2]) >= 8

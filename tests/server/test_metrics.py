@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from prometheus_client import generate_latest
 
 from pxrs import metrics as names
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.errors import GroupNotFound
 from pxrs.metrics import Metric
-from support.node import Client
+from pxrs.server.metrics import Metrics
+from support.child import PATIENCE
+from support.node import Client, LocalNode, looks
 
 
 @pytest.fixture
@@ -36,3 +47,163 @@ def test_every_metric_is_shown(client: Client) -> None:
     assert "pxrs_held_members 1.0" in text
     assert 'pxrs_group_lag_messages{group="billing"}' in text
     assert "made/up" not in text
+
+
+class Store:
+    """The groups and queues of an application, as a scrape asks for them."""
+
+    def __init__(self) -> None:
+        self.groups = self.queues = self
+        self.names = ["a", "b", "c"]
+        self.gone: set[str] = set()
+        self.described: Callable[[], None] = lambda: None
+        self.looks = 0
+
+    async def list(self) -> list[Any]:
+        self.looks += 1
+        return [SimpleNamespace(name=name, generation=1, **QUEUE) for name in self.names]
+
+    async def describe(self, group: str) -> Any:
+        self.described()
+        await asyncio.sleep(0)
+        if group in self.gone:
+            raise GroupNotFound(group)
+        return SimpleNamespace(lag=7, lag_seconds=3.0)
+
+
+QUEUE = dict.fromkeys(("ready", "delayed", "held", "waiting", "dead"), 1) | {"oldest_age": 2.5}
+
+
+def test_a_group_that_is_deleted_during_a_look_hides_no_other() -> None:
+    store: Any = Store()
+    store.gone = {"b"}
+    text = asyncio.run(Metrics(SYSTEM_CLOCK).text(store)).decode()
+    assert 'pxrs_group_lag_messages{group="a"} 7.0' in text
+    assert 'group="b"' not in text
+    assert 'pxrs_group_lag_seconds{group="c"} 3.0' in text
+    assert 'pxrs_queue_oldest_seconds{queue="c"} 2.5' in text
+
+
+def test_a_scrape_during_a_look_sees_what_the_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Store()
+
+    async def walk() -> None:
+        metrics = Metrics(SYSTEM_CLOCK)
+        texts = await asyncio.gather(*[metrics.text(store) for _ in range(3)])
+        assert all('pxrs_group_lag_messages{group="c"} 7.0' in text.decode() for text in texts)
+        assert store.looks == 2  # groups and queues
+        # While it looks, what it has found last is shown by whatever reads the registry.
+        monkeypatch.setattr("pxrs.server.metrics._FRESH", 0.0)
+        seen: list[bytes] = []
+        store.described = lambda: seen.append(generate_latest(metrics._registry))
+        await metrics.text(store)
+        assert len(seen) == 3
+        assert all('pxrs_group_lag_messages{group="c"} 7.0' in text.decode() for text in seen)
+
+    asyncio.run(walk())
+
+
+def test_a_scrape_does_not_wait_long_for_a_store_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pxrs.server.metrics._PATIENCE", 0.0)
+    store: Any = Store()
+
+    async def walk() -> None:
+        metrics = Metrics(SYSTEM_CLOCK)
+        metrics.set(names.STORE_UP, 0)
+        back = asyncio.Event()
+        found = store.list
+
+        async def away() -> list[Any]:
+            await back.wait()
+            return await found()  # type: ignore[no-any-return]
+
+        store.list = away
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(3):
+                text = (await metrics.text(store)).decode()
+                assert "pxrs_store_up 0.0" in text
+                assert "pxrs_group_lag_messages{" not in text
+            back.set()
+            while b"pxrs_group_lag_messages{" not in await metrics.text(store):
+                await asyncio.sleep(0)
+        assert store.looks == 2  # all of them shared one
+
+    asyncio.run(walk())
+
+
+def test_what_is_too_much_to_be_shown_is_counted() -> None:
+    store: Any = Store()
+    store.names = [f"g{number:03}" for number in range(203)]
+    text = asyncio.run(Metrics(SYSTEM_CLOCK).text(store)).decode()
+    assert 'pxrs_not_shown{kind="groups"} 3.0' in text
+    assert 'pxrs_not_shown{kind="queues"} 3.0' in text
+
+
+def test_rebalances_are_counted_by_reason(
+    client: Client, node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pxrs.server.metrics._FRESH", 0.0)
+    client.get("/metrics")
+    node.px.topics.create("orders", partitions=2)
+
+    def generation(least: int) -> None:
+        for _ in looks():
+            if node.px.groups.describe("billing").generation >= least:
+                return
+
+    members = "/v1/groups/billing/members"
+    client.post(members, {"member": "a", "topics": ["orders"]})
+    generation(1)
+    client.post(members, {"member": "b", "topics": ["orders"]})
+    generation(2)
+    assert client("DELETE", f"{members}/b").status == 204
+    generation(3)
+    text = client.get("/metrics").body.decode()
+    assert 'pxrs_group_rebalances_total{reason="joined"} 2.0' in text
+    assert 'pxrs_group_rebalances_total{reason="left"} 1.0' in text
+    assert client.get("/metrics").body.decode().count("pxrs_group_rebalances_total{") == 2
+
+
+def test_values(client: Client) -> None:
+    """Fenced commits, lag, latencies and ages: not only that they are named."""
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    client.post("/v1/queues/mail/items", {"items": [{"value": "a"}]})
+    path = "/v1/groups/billing/members"
+    client.post(path, {"member": "a", "topics": ["orders"]})
+    owned = client.get(f"{path}/a?wait=30").json["partitions"]
+    old = {"value": "a", "timestamp": 1700000000000}
+    client.post("/v1/topics/orders/messages", {"messages": [old] * 5})
+    commits = "/v1/groups/billing/commits"
+    commit = {"commits": [{"fence": owned[0]["fence"], "offset": 2}]}
+    assert client.post(commits, commit).json["commits"][0]["fenced"] is False
+    assert client("DELETE", f"{path}/a").status == 204
+    assert client.post(commits, commit).json["commits"][0]["fenced"] is True
+    text = client.get("/metrics").body.decode()
+
+    def value(name: str) -> float:
+        (line,) = [each for each in text.splitlines() if each.startswith(f"{name} ")]
+        return float(line.rpartition(" ")[2])
+
+    assert value("pxrs_fenced_commits_total") == 1
+    assert value("pxrs_commit_seconds_count") == 2
+    assert value("pxrs_commit_seconds_sum") > 0
+    assert value("pxrs_produce_seconds_count") == 1
+    assert value("pxrs_produce_seconds_sum") > 0
+    assert value('pxrs_group_lag_messages{group="billing"}') == 3
+    age = time.time() - 1700000000
+    assert age - 3600 < value('pxrs_group_lag_seconds{group="billing"}') <= age
+    assert value('pxrs_queue_oldest_seconds{queue="mail"}') > 0
+
+
+def test_a_batch_that_was_there_already_is_not_counted_again(client: Client) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    body = {
+        "messages": [{"value": "a"}, {"value": "b"}],
+        "producer": {"id": 7, "epoch": 0, "sequence": 0},
+    }
+    for _ in range(3):
+        assert client.post("/v1/topics/orders/partitions/0/messages", body).status == 200
+    text = client.get("/metrics").body.decode()
+    assert 'pxrs_produced_messages_total{topic="orders"} 2.0' in text

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import pxrs
+from pxrs.core.records import Move, decode, history_prefix
 from support.node import Client, NodeProcess, looks, wait_for_slots
 
 METADATA = "/api/v1/metadata/consumer-groups"
@@ -26,7 +29,7 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
             node.kill()
 
 
-def test_slots_are_shared_and_move(nodes: list[NodeProcess]) -> None:
+def test_slots_are_shared_and_move(nodes: list[NodeProcess], tmp_path: Path) -> None:
     clients = [node.client() for node in nodes]
     views = [wait_for_slots(client, {"node-0", "node-1", "node-2"}) for client in clients]
     assert clients[0].get("/v1/groups").json == {"groups": []}
@@ -39,7 +42,14 @@ def test_slots_are_shared_and_move(nodes: list[NodeProcess]) -> None:
     assert after["epoch"] > max(view["epoch"] for view in views)  # type: ignore[operator, type-var]
     assert [node["name"] for node in after["nodes"]] == ["node-1", "node-2"]  # type: ignore[attr-defined]
     nodes[1].terminate()
-    wait_for_slots(clients[2], {"node-2"})
+    assert nodes[1].process.returncode == 0
+    # It handed its slots over itself, in the generation that says that it left.
+    assert wait_for_slots(clients[2], {"node-2"})["epoch"] > after["epoch"]  # type: ignore[operator]
+    with pxrs.connect(f"sqlite:///{tmp_path}/shared.db") as px:
+        moves = [decode(it, Move) for it in px.stores.coord.list(history_prefix("_pxrs.nodes"))]
+    last, before = moves[-1], moves[-2]
+    assert (last.reason, last.coordinator) == ("node-1 left", "node-1")
+    assert before.reason == "node-0 is gone"
     for client in clients:
         client.close()
 
@@ -77,6 +87,38 @@ def test_members_are_served_by_any_node_and_outlive_theirs(nodes: list[NodeProce
     assert assignments(others[1], members) == before
     for client in clients.values():
         client.close()
+
+
+def test_requests_in_flight_are_answered_when_a_node_is_told_to_stop(tmp_path: Path) -> None:
+    """A poll that waits and a request whose body is still to come, over SIGTERM."""
+    node = NodeProcess(f"sqlite:///{tmp_path}/served.db")
+    try:
+        client, polling, sending = node.client(), node.client(), node.client()
+        client.post("/v1/topics", {"name": "orders", "partitions": 1})
+        body = b'{"messages": [{"value": "in flight"}]}'
+        path = "/v1/topics/orders/messages"
+        raw = sending._connection
+        raw.putrequest("POST", path)
+        raw.putheader("Content-Length", str(len(body)))
+        raw.endheaders(body[:10])
+        polling.send("GET", "/v1/topics/orders/partitions/0/messages?offset=0&wait=50")
+        for _ in looks():
+            if "pxrs_waiting_fetches 1.0" in client.get("/metrics").body.decode():
+                break
+        node.process.signal(signal.SIGTERM)
+        page = polling.receive()  # ended by the signal, long before its time
+        raw.send(body[10:])
+        sent = sending.receive()
+        assert (page.status, page.json["messages"]) == (200, [])
+        assert sent.status == 200, sent.body
+        node.terminate()
+        assert node.process.returncode == 0
+        for each in (client, polling, sending):
+            each.close()
+    finally:
+        node.kill()
+    with pxrs.connect(f"sqlite:///{tmp_path}/served.db") as px:
+        assert [message.value for message in px.reader("orders").read(0, 0)] == [b"in flight"]
 
 
 def beat(client: Client, group: str, member: str):  # type: ignore[no-untyped-def]

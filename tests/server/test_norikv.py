@@ -33,6 +33,7 @@ from support.child import PATIENCE
 from support.fuzzing import limits
 from support.node import LocalNode, NodeProcess, looks
 from support.rpc import RpcClient, field, fields, version
+from support.shared_commits import SharedCommits, count_arrivals
 
 PYTHON = "grpc-python-asyncio/1.85.1"
 NODE = "grpc-node-js/1.12.0"
@@ -490,7 +491,7 @@ class OddLeader:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listening.getsockname())
         self.answer = b""
-        self.asked = 0
+        self.taken: list[bytes] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -512,11 +513,12 @@ class OddLeader:
                 return
             with connection, connection.makefile("rb") as stream:
                 length = 0
-                while (line := stream.readline().lower()) not in (b"\r\n", b""):
-                    if line.startswith(b"content-length:"):
+                head: list[bytes] = []
+                while (line := stream.readline()) not in (b"\r\n", b""):
+                    head.append(line)
+                    if line.lower().startswith(b"content-length:"):
                         length = int(line.partition(b":")[2])
-                stream.read(length)
-                self.asked += 1
+                self.taken.append(b"".join(head) + b"\r\n" + stream.read(length))
                 connection.sendall(self.answer)
 
 
@@ -547,7 +549,7 @@ def test_what_a_write_is_answered_when_its_leader_is_odd(tmp_path: Path) -> None
             leader.tell(503, code)
             put(client, key, code.encode())
             assert found(client, key) == code.encode()
-        assert leader.asked == 7
+        assert len(leader.taken) == 7
         for status, code, told in (
             (504, "outcome_unknown", "UNKNOWN"),
             (503, "store_unavailable", "UNAVAILABLE"),
@@ -566,6 +568,39 @@ def test_what_a_write_is_answered_when_its_leader_is_odd(tmp_path: Path) -> None
         # Nobody listens there: it surely has not got this.
         put(client, key, b"4")
         assert found(client, key) == b"4"
+
+
+@pytest.mark.engine("sqlite")
+def test_a_write_that_was_answered_elsewhere_does_not_land_later(tmp_path: Path) -> None:
+    """The leader is frozen with requests in its socket, which others answer; then it wakes."""
+    url = f"sqlite:///{tmp_path}/node.db"
+    leader = OddLeader()
+    with (
+        LocalNode(url, node_id="n0", grpc_listen="127.0.0.1:0") as node,
+        LocalNode(url, node_id="n1", advertise=leader.address) as frozen,
+        RpcClient(node.rpc) as client,
+    ):
+        wait_until_led_by(node, {"n0", "n1"})
+        deleted, created = [
+            key for key in (b"%d" % n for n in range(99)) if leader_of(node, key) == "n1"
+        ][:2]
+        delete = rpc.delete(deleted, once="a")
+        assert client("Kv/Delete", delete) == {}
+        node.px.kv.put(deleted, "theirs")
+        node.px.kv.put(created, "theirs")
+        create = rpc.put(created, b"mine", once="b", if_match=b"")
+        assert client.refused("Kv/Put", create).code == "ALREADY_EXISTS"
+        node.px.kv.delete(created)
+        assert len(leader.taken) == 2
+        for request, status in zip(leader.taken, (b"200", b"409"), strict=True):
+            with socket.create_connection(frozen.endpoint, PATIENCE) as woken:
+                woken.sendall(request)
+                assert status in woken.recv(100)
+        assert found(client, deleted) == b"theirs"
+        assert found(client, created) is None
+        assert client("Kv/Delete", delete) == {}
+        assert client.refused("Kv/Put", create).code == "ALREADY_EXISTS"
+        leader.close()
 
 
 # Limits, rights and certificates
@@ -798,11 +833,14 @@ def test_calls_that_wait_are_not_cancelled() -> None:
 
 
 @pytest.mark.engine("memory")
-def test_calls_at_once_share_commits() -> None:
+def test_calls_at_once_share_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived = count_arrivals(monkeypatch)
     with (
         LocalNode("memory://", grpc_listen="127.0.0.1:0") as node,
         RpcClient(node.rpc) as client,
     ):
+        coord = node.px.kv._coord
+        commits = SharedCommits(monkeypatch, coord, lambda: len(arrived) == 8)
         threads = [
             threading.Thread(
                 target=lambda name=name: [put(client, b"%d-%d" % (name, n), b"x") for n in range(9)]
@@ -814,6 +852,8 @@ def test_calls_at_once_share_commits() -> None:
         for thread in threads:
             thread.join()
         assert len(list(node.px.kv.scan())) == 72
+        assert sum(commits.sizes) == 72
+        assert sum(commits.sizes[:2]) >= 8
 
 
 # Anything at all

@@ -13,6 +13,8 @@ import pytest
 from pxrs.errors import ConfigError
 from support.node import Client, LocalNode, NodeProcess, looks, wait_for_slots
 
+pytestmark = pytest.mark.thorough
+
 GROUP = "/v1/groups/g"
 HOUR = 3600
 

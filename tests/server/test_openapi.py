@@ -24,6 +24,8 @@ from support.child import PATIENCE
 from support.fuzzing import limits
 from support.node import Client, LocalNode
 
+pytestmark = pytest.mark.thorough
+
 CHECKS = [
     not_a_server_error,
     checks.status_code_conformance,

@@ -148,7 +148,7 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
     where, topic_id = site.part("orders"), site.part("orders").topic_id
     holder = Holder(session, "t")
     held = Held("mail", 1, 1)
-    lane = f"{'0' * 16}.1"
+    writer = f"{'0' * 16}.1"
     claim = records.claim_key("billing", topic_id, 0)
     member = records.MemberRecord(id="m.1", topics=("orders",))
     kept = [it.key for it in site.stores.coord.list("") if rights.owner_of(it.key) is None]
@@ -230,7 +230,7 @@ def aims(site: Site, session: str) -> dict[str, list[Aim]]:
         "kv.read": [Aim(([key],)) for key in (b"user", b"", b"\xff")]
         + [Aim(([b"mine", b"user"],))],
         "kv.write": [
-            Aim((lane, 1, changes, again))
+            Aim((writer, 1, changes, again))
             for again in (False, True)
             for changes in (
                 [Change(b"user", b"x")], [Change(b"user", None)], [Change(b"\xff", b"x")],
@@ -817,8 +817,8 @@ def test_a_revoked_token_hears_nothing(site: Site, monkeypatch: pytest.MonkeyPat
 # or is opened by a rule.
 CLOSED = {
     "tokens", "node-secret", "node-numbers", "nodes", "apps", "client-sessions", "doctor", "copy",
-    "kv", "kv-heads", "kv-once", "kv-due", "kv-lanes", Layout("q").folder.partition("/")[0],
-    *(folder.rstrip("/") for folder in (LIST, HOLDERS, COMMITS)),
+    "kv", "kv-heads", "kv-once", "kv-due", "kv-writers", Layout("q").folder.partition("/")[0],
+    "store", *(folder.rstrip("/") for folder in (LIST, HOLDERS, COMMITS)),
 }  # fmt: skip
 NOBODY = Identity("nobody", ())
 

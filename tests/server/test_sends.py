@@ -11,6 +11,7 @@ import pytest
 from pxrs import TopicNotFound, aio
 from pxrs.producing.handles import SentMany
 from pxrs.server.sends import Record, Sends, _Company
+from support.child import PATIENCE
 from support.loops import run
 from support.node import Client, LocalNode
 
@@ -83,6 +84,20 @@ def test_what_a_refused_request_had_put_before_is_no_failure_of_the_node() -> No
             with pytest.raises(TopicNotFound):
                 await sends._join("orders", put, 1)
             await producer.close()
+
+    run(play())
+
+
+def test_a_request_of_no_messages_is_answered() -> None:
+    async def play() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", 1)
+            async with px.producer() as producer:
+                sends = Sends(producer)
+                # The first one finds that the topic is not known yet.
+                for _ in range(2):
+                    assert await asyncio.wait_for(sends.records("orders", []), PATIENCE) == []
+                    assert await asyncio.wait_for(sends.pairs("orders", []), PATIENCE) == []
 
     run(play())
 

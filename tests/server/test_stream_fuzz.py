@@ -43,7 +43,7 @@ from support.websocket import (
 pytestmark = pytest.mark.engine("memory")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.thorough)])
 def watchman(
     request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Watchman]:
@@ -304,6 +304,15 @@ def test_messages_that_end_it(watchman: Watchman, sent: bytes) -> None:
         while stream.receive() is not None:
             pass
         assert stream.closed is not None
+
+
+def test_the_largest_frame_is_read(watchman: Watchman) -> None:
+    with RawStream(watchman.node.address) as stream:
+        stream.send(bytes(protocol.MOST_FRAME_BYTES))
+        while stream.receive() is not None:
+            pass
+        # It was read, and is no frame: not "too big".
+        assert stream.closed == 1007
 
 
 def test_what_opens_no_stream(watchman: Watchman) -> None:

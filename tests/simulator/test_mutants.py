@@ -21,6 +21,8 @@ from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.types import Check, Committed, Conflict, Put, TopicPartition, Versioned, Write
 from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
+pytestmark = pytest.mark.thorough
+
 
 def no_fence(patch: Patch) -> None:
     """Claims are written whatever version the store has."""

@@ -22,6 +22,8 @@ from pxrs.groups.snapshot import Snapshot
 from pxrs.types import Check, Put, TopicPartition, Versioned
 from support.mutants import NO_ANSWERS, Mutant, Patch, catch
 
+pytestmark = pytest.mark.thorough
+
 
 def reset_fences_nobody(patch: Patch) -> None:
     """The epoch stays, and the owner."""

@@ -15,6 +15,8 @@ from pxrs.types import Appended, Batch
 from simulator import Broken
 from support.mutants import SEEDS, Mutant, Patch
 
+pytestmark = pytest.mark.thorough
+
 Sealed = list[tuple[PendingBatch, Batch]]
 
 

@@ -23,6 +23,8 @@ from pxrs.types import Delivery, Held, Holder, ItemState, Outcome, QueueChange
 from simulator import Broken
 from support.mutants import SEEDS, Mutant, Patch
 
+pytestmark = pytest.mark.thorough
+
 KEYED = QueuePlan(fifo=False, keys=2, retry=AT_ONCE, lock_for=None)
 
 

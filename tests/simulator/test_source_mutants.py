@@ -10,6 +10,8 @@ from pxrs.core.settling import Settling
 from pxrs.sources.virtual import VirtualLog
 from support.mutants import Mutant, Patch, catch
 
+pytestmark = pytest.mark.thorough
+
 SOURCES = {"sources": True}
 
 
@@ -30,7 +32,7 @@ def forgets_the_gap(patch: Patch) -> None:
     def forgetful(
         self: Settling, top: int, running: frozenset[str], now: float, settle: float = 0.0
     ) -> int:
-        waited_for = {name for wait in self._waits for name in wait.running}
+        waited_for = {name for wait in self._waits for name in wait.running or ()}
         return look(self, top, running - waited_for, now, settle)
 
     patch.setattr(Settling, "look", forgetful)

@@ -22,6 +22,8 @@ from pxrs.testing.faults import Interrupted, Rates
 from pxrs.types import Committed, Holder, QueueChange, TopicPartition, Versioned
 from support.mutants import INTERRUPTED, NO_ANSWERS, Mutant, Patch, catch
 
+pytestmark = pytest.mark.thorough
+
 
 def checkpoint_beside_the_transaction(patch: Patch) -> None:
     """It is committed after the effects, in a commit of its own."""
@@ -90,7 +92,7 @@ def transaction_undoes_a_seek(patch: Patch) -> None:
     properly = Handed.marks
 
     def marks(self: Handed) -> dict[TopicPartition, Mark]:
-        in_flight = self._member.table.in_flight
+        in_flight = self._steps.table.in_flight
         ends = {each.owned.part: each.messages[each.seen - 1].offset + 1 for each in in_flight}
         marks = properly(self)
         return marks | {part: Mark(end) for part, end in ends.items() if part in marks}

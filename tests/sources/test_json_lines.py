@@ -52,7 +52,7 @@ def read(source: OpenJsonLines) -> list[Row]:
     found: list[Row] = []
     place = source.bounds(0).start
     while True:
-        rows, following = source.read(0, place, 3)
+        rows, following = source.read(0, place, 3)[:2]
         found += rows
         if following == place:
             return found
@@ -258,7 +258,7 @@ def test_bad_lines_stop_or_are_skipped(path: Path, source: OpenJsonLines) -> Non
     found: list[bytes] = []
     while len(found) < 2:
         try:
-            rows, place = source.read(0, place, 10)
+            rows, place = source.read(0, place, 10)[:2]
             found += [row.value for row in rows]
         except DamagedBatch as error:
             # All before it came first.

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_markers_of_transactions_are_gaps(kafka: MockKafka, topic: str) -> None:
     with closing(KafkaTopic(kafka.bootstrap, topic).open("")) as source:
         found, place = [], 0
         while place < source.bounds(0).end:
-            rows, place = source.read(0, place, 10)
+            rows, place = source.read(0, place, 10)[:2]
             found += [(row.offset, row.value) for row in rows]
         assert found == [(0, b"0"), (2, b"1"), (4, b"2")]
         # The last marker is passed, too: nobody waits for it.
@@ -119,7 +120,7 @@ def test_reading_here_and_there_skips_nothing(kafka: MockKafka, topic: str) -> N
         for _ in range(40):
             stream, offset = chance.randrange(4), chance.randrange(300)
             while offset < 300 and chance.random() < 0.8:
-                rows, following = source.read(stream, offset, chance.choice([1, 10, 1000]))
+                rows, following = source.read(stream, offset, chance.choice([1, 10, 1000]))[:2]
                 assert [row.offset for row in rows] == list(range(offset, following))
                 assert following > offset
                 offset = following
@@ -139,6 +140,39 @@ def test_a_topic_that_is_split_otherwise(kafka: MockKafka, topic: str, tmp_path:
         make_topic(kafka, "another")
         with pytest.raises(TopicExists):
             px.attach("events", KafkaTopic(kafka.bootstrap, "another"), partitions=8)
+
+
+class MadeAnew:
+    """Answers as brokers do once the topic was deleted and made again, with fewer messages.
+
+    The mock cluster can't delete topics.
+    """
+
+    def __init__(self, asking: Any, end: int) -> None:
+        self._asking = asking
+        self._end = end
+
+    def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return 0, self._end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._asking, name)
+
+
+def test_a_topic_that_was_made_anew_is_told(kafka: MockKafka, topic: str) -> None:
+    fill(kafka, topic, 20)
+    with pxrs.connect("memory://") as px:
+        attached = px.attach("events", KafkaTopic(kafka.bootstrap, topic), partitions=4)
+        with px.consumer("events", group="g") as consumer:
+            found = 0
+            while found < 80:
+                found += len(consumer.poll(100, timeout=30))
+            source: Any = px._stores.log.virtual(attached.id).source
+            source._asking = MadeAnew(source._asking, 5)
+            # As the client does, which is told that its place is out of range.
+            source._wakeups.ring([None])
+            with pytest.raises(SourceChanged, match="read up to offset 20, and ends at 5 now"):
+                consumer.poll(1, timeout=30)
 
 
 def test_what_is_refused(kafka: MockKafka) -> None:

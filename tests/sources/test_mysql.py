@@ -207,7 +207,7 @@ def test_writers_are_seen_though_others_look_all_the_time(place: Place) -> None:
             slow = place.connect()
             run(slow, "INSERT INTO events (payload) VALUES ('x')")
             ((mine,),) = run(slow, "SELECT CONNECTION_ID()")
-            top, writers, _ = table.look()
+            top, writers, *_ = table.look()
             assert top >= number + 1
             status = place.run("SHOW ENGINE INNODB STATUS")[0][0][2]
             ours = [each for each, at in transactions_in(status).items() if at == mine]
@@ -267,8 +267,47 @@ def test_a_statement_that_ends_without_a_transaction_is_gone() -> None:
         "statement 100@7",
     }
     assert seen([(7, 101, "Query")], {3: 8}) == {"transaction 3", "statement 101@7"}
+    assert seen([], {}) == set()
     # A transaction that was prepared by a connection which is gone.
     assert seen([], {4: None}) == {"transaction 4"}
+
+
+def test_a_statement_may_go_on_as_a_transaction_that_was_prepared() -> None:
+    seen = TransactionsAndStatements(no_rows).seen
+    assert seen([(7, 100, "Query"), (8, 101, "Query")], {}) == {
+        "statement 100@7",
+        "statement 101@8",
+    }
+    # Both connections are gone, and one of them has left a transaction.
+    wanted = {"transaction 55", "statement 100@7", "statement 101@8"}
+    assert seen([], {55: None}) == wanted
+    # One that is prepared later is another.
+    assert seen([], {55: None, 56: None}) == {*wanted, "transaction 56"}
+    assert seen([], {56: None}) == {"transaction 56"}
+
+
+def test_a_transaction_that_is_prepared_is_waited_for(place: Place) -> None:
+    slow = place.connect()
+    slow.autocommit(True)
+    run(slow, "XA START 'payment'")
+    run(slow, "INSERT INTO events (payload) VALUES ('slow')")
+    place.insert("a")
+    table = place.table().open("")
+    assert table.read(0, 0, 10).rows == []
+    run(slow, "XA END 'payment'")
+    run(slow, "XA PREPARE 'payment'")
+    assert table.read(0, 0, 10).rows == []
+    number = slow.thread_id()
+    slow.close()
+    ids = "SELECT ID FROM information_schema.PROCESSLIST"
+    until(lambda: (number,) not in place.run(ids)[0])
+    assert table.read(0, 0, 10).rows == []
+    other = place.connect()
+    other.autocommit(True)
+    run(other, "XA COMMIT 'payment'")
+    # Others write to the server, too, and are waited for.
+    until(lambda: [row[0] for row in table.read(0, 0, 10).rows] == [1, 2])
+    table.close()
 
 
 STATUS = """
@@ -291,6 +330,51 @@ MariaDB thread id 9, OS thread handle 140413461120704, query id 11 127.0.0.1 roo
 
 def test_transactions_in_the_status() -> None:
     assert transactions_in(STATUS) == {19: 5, 99: None, 20: None}
+
+
+@pytest.mark.parametrize("settle", [None, 3600.0])
+def test_writers_that_are_hidden_for_a_moment_are_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settle: float | None
+) -> None:
+    """The server lists as many transactions as fit into 1 MB."""
+    slow = place.connect()
+    run(slow, "INSERT INTO events (payload) VALUES ('slow')")
+    place.insert("a")
+    source = place.table(settle=settle).open("")
+    assert source.read(0, 0, 10).rows == []
+    database = source.database
+    assert isinstance(database, MysqlTable)
+    told = database._rows
+
+    def truncated(statement: str, *values: Any) -> list[Any]:
+        if "INNODB STATUS" in statement:
+            return [("InnoDB", "", f"... truncated...\n{STATUS}")]
+        return told(statement, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database._writers, "_rows", truncated)
+        place.insert("b")
+        assert source.read(0, 0, 10).rows == []
+    assert source.read(0, 0, 10).rows == []
+    slow.commit()
+    # Others write to the server, too, and are waited for.
+    until(lambda: [row[0] for row in source.read(0, 0, 10).rows] == [1, 2, 3])
+    source.close()
+
+
+def test_a_right_that_is_gone_ends_no_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = place.connect()
+    run(slow, "INSERT INTO events (payload) VALUES ('slow')")
+    place.insert("a")
+    source = place.table(settle=3600).open("")
+    assert source.read(0, 0, 10).rows == []
+    assert isinstance(source.database, MysqlTable)
+    monkeypatch.setattr(source.database._writers, "look", lambda: None)
+    assert source.read(0, 0, 10).rows == []
+    slow.rollback()
+    # Nobody says so.
+    assert source.read(0, 0, 10).rows == []
+    source.close()
 
 
 def test_without_the_right_to_see_others_a_time_is_needed(place: Place) -> None:
@@ -380,6 +464,21 @@ def test_a_view_is_consumed(place: Place) -> None:
     table = place.table(name="paid")
     with attached(place, table) as px, px.consumer("events", group="billing") as consumer:
         assert offsets(poll(consumer, 2)) == {1, 3}
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_a_view_waits_for_those_who_write_to_its_table(place: Place, ends: str) -> None:
+    place.run("CREATE VIEW paid AS SELECT * FROM events")
+    slow = place.connect()
+    run(slow, "INSERT INTO events (payload) VALUES ('slow')")
+    place.insert("a", "b")
+    source = place.table(name="paid").open("")
+    assert source.read(0, 0, 10).rows == []
+    getattr(slow, ends)()
+    wanted = [1, 2, 3] if ends == "commit" else [2, 3]
+    # Others write to the server, too, and are waited for.
+    until(lambda: [row[0] for row in source.read(0, 0, 10).rows] == wanted)
+    source.close()
 
 
 @pytest.mark.long

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 import pxrs
 from pxrs import Message, Pxrs
-from pxrs.errors import ConfigError, InvalidRequest, OffsetOutOfRange, SourceChanged, TopicExists
+from pxrs.errors import (
+    ConfigError,
+    Fenced,
+    InvalidRequest,
+    OffsetOutOfRange,
+    SourceChanged,
+    StoreBusy,
+    StoreUnavailable,
+    TopicExists,
+)
 from pxrs.sources import Table
+from pxrs.sources.table import OpenTable
+from pxrs.testing.clock import VirtualClock
+from support.engine_fixtures import NewEngine
 
 EVENTS = Table("events", offset="id", key="account", value=["payload"], timestamp="created_at")
 _SQLITE = """CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, account TEXT, payload TEXT,
     created_at TEXT DEFAULT CURRENT_TIMESTAMP)"""
 _POSTGRES = """CREATE TABLE events (id bigserial PRIMARY KEY, account text, payload text,
     created_at timestamptz DEFAULT now())"""
+
+_UUID = "00000000-0000-0000-0000-00000000000a"
 
 
 class Place:
@@ -246,6 +262,60 @@ def test_several_columns_are_an_object(place: Place) -> None:
         ]
 
 
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize(
+    ("kind", "written", "delivered"),
+    [
+        ("text", "'é'", b"\xc3\xa9"),
+        ("varchar(5)", "'ab '", b"ab "),
+        ("char(5)", "'ab'", b"ab   "),
+        ("bytea", "'\\x00ff'", b"\x00\xff"),
+        ("integer", "-7", b"-7"),
+        ("boolean", "true", b"1"),
+        ("json", "'{\"a\":  1}'", b'{"a":  1}'),
+        ("jsonb", "'{\"a\":  1}'", b'{"a": 1}'),
+        ("numeric", "1.50", b'"1.50"'),
+        ("uuid", f"'{_UUID}'", f'"{_UUID}"'.encode()),
+        ("text[]", "'{a,b}'", b'["a","b"]'),
+        ("text", "NULL", None),
+    ],
+)
+def test_values_of_many_types(
+    on_postgres: Place, kind: str, written: str, delivered: bytes | None
+) -> None:
+    on_postgres.run(
+        f"ALTER TABLE events ALTER payload TYPE {kind} USING NULL",
+        f"INSERT INTO events (account, payload) VALUES ('a', {written})",
+    )
+    with (
+        attached(on_postgres) as px,
+        px.consumer("events", group="billing") as consumer,
+    ):
+        [message] = poll(consumer, 1)
+        assert (message.key, message.value, message.headers) == (b"a", delivered, ())
+
+
+@pytest.mark.engine("postgres")
+def test_text_is_utf_8_whatever_the_database_keeps(on_postgres: Place) -> None:
+    with psycopg.connect(on_postgres.url, autocommit=True) as db:
+        name = db.info.dbname + "_latin"
+        db.execute(f"CREATE DATABASE \"{name}\" ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        latin = urlsplit(on_postgres.url)._replace(path=f"/{name}").geturl()
+        try:
+            with psycopg.connect(latin, client_encoding="UTF8") as there:
+                there.execute(_POSTGRES)
+                there.execute("INSERT INTO events (account, payload) VALUES ('é', 'ü')")
+            table = Table("events", key="account", value="payload", url=latin)
+            with (
+                attached(on_postgres, table) as px,
+                px.consumer("events", group="billing") as consumer,
+            ):
+                [message] = poll(consumer, 1)
+                assert (message.key, message.value) == ("é".encode(), "ü".encode())
+        finally:
+            db.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 def test_rows_without_a_key_are_in_the_first_partition(place: Place) -> None:
     place.insert([(None, "a"), (None, "b")])
     with attached(place) as px, px.consumer("events", group="billing") as consumer:
@@ -374,6 +444,200 @@ def test_a_table_that_was_made_anew_is_told(place: Place) -> None:
         assert {part.checkpoint for part in px.groups.describe("billing").partitions} == {11}
 
 
+@pytest.mark.engine("postgres")
+def test_a_table_that_is_truncated_under_a_group(on_postgres: Place) -> None:
+    """Its counter goes on, and so do members; if it begins anew, they are told."""
+    on_postgres.insert(rows(10))
+    with attached(on_postgres) as px, px.consumer("events", group="billing") as consumer:
+        assert len(poll(consumer, 10)) == 10
+        on_postgres.run("TRUNCATE events")
+        on_postgres.insert(rows(2))
+        assert {message.offset for message in poll(consumer, 2)} == {11, 12}
+        consumer.commit()
+        before = checkpoints(px)
+        on_postgres.run("TRUNCATE events RESTART IDENTITY")
+        on_postgres.insert(rows(3))
+        with pytest.raises(SourceChanged, match="read up to id 12, and its highest id is 3 now"):
+            consumer.poll(timeout=10)
+        consumer.commit()
+        assert checkpoints(px) == before
+
+
+_REPLACED = """BEGIN; ALTER TABLE events RENAME TO old; ALTER TABLE new RENAME TO events; COMMIT"""
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("how", ["truncated", "another", "another, read by its name"])
+def test_a_table_that_is_replaced_and_filled_again_is_told(on_postgres: Place, how: str) -> None:
+    """Its highest id is above what was read: only what the name means tells."""
+    on_postgres.insert(rows(10))
+    with attached(on_postgres) as px, px.consumer("events", group="billing") as consumer:
+        assert len(poll(consumer, 10)) == 10
+        consumer.commit()
+        before = checkpoints(px)
+        if how == "truncated":
+            on_postgres.run("TRUNCATE events RESTART IDENTITY")
+        else:
+            on_postgres.run(_POSTGRES.replace("events", "new"))
+            if how == "another":
+                on_postgres.run(*_REPLACED.split("; "))
+            else:
+                on_postgres.run("DROP TABLE events", "ALTER TABLE new RENAME TO events")
+        on_postgres.insert(rows(20))
+        for _ in range(3):
+            with pytest.raises(SourceChanged, match="reset the groups"):
+                consumer.poll(timeout=10)
+            consumer.commit()
+            assert checkpoints(px) == before
+        # In the process that has read the old rows, and has some of them in its memory.
+        px.groups.reset("billing", "events", to=3, force=True)
+        found: list[int] = []
+        while len(found) < 18:
+            with suppress(SourceChanged, Fenced):
+                found += [message.offset for message in consumer.poll(timeout=10)]
+        assert sorted(found) == list(range(3, 21))
+        consumer.commit()
+        # Those who write are those who write to this table.
+        slow = on_postgres.connect()
+        insert(slow, [("slow", "21")])
+        on_postgres.insert([("a", "22")])
+        assert consumer.poll(timeout=0.3) == []
+        slow.commit()
+        assert {message.offset for message in poll(consumer, 2)} == {21, 22}
+
+
+@pytest.mark.engine("postgres")
+def test_a_table_that_is_written_anew_is_the_same(on_postgres: Place) -> None:
+    on_postgres.insert(rows(3))
+    with attached(on_postgres) as px, px.consumer("events", group="billing") as consumer:
+        assert len(poll(consumer, 3)) == 3
+        for number, change in enumerate(
+            (
+                "CLUSTER events USING events_pkey",
+                "ALTER SEQUENCE events_id_seq CACHE 1 MAXVALUE 1000000",
+                "ALTER TABLE events ADD COLUMN day date DEFAULT clock_timestamp()",
+                "TRUNCATE events",
+                "ALTER TABLE events ALTER payload TYPE varchar(100)",
+            )
+        ):
+            on_postgres.run(change)
+            on_postgres.insert(rows(1))
+            assert [message.offset for message in poll(consumer, 1)] == [4 + number]
+
+
+@pytest.mark.engine("sqlite")
+def test_a_sqlite_file_that_is_replaced_is_told(tmp_path: Path) -> None:
+    """As a restore does: who has the file open reads the old one for ever."""
+    place = Place("sqlite", f"sqlite:///{tmp_path}/app.db")
+    place.run(_SQLITE)
+    place.insert(rows(10))
+    other = Place("sqlite", f"sqlite:///{tmp_path}/restored.db")
+    other.run(_SQLITE)
+    other.insert(rows(15))
+    table = Table("events", key="account", value="payload", url=place.url)
+    with pxrs.connect(f"sqlite:///{tmp_path}/store.db") as px:
+        px.attach("events", table, partitions=8)
+        with px.consumer("events", group="billing") as consumer:
+            assert len(poll(consumer, 10)) == 10
+            consumer.commit()
+            (tmp_path / "restored.db").replace(tmp_path / "app.db")
+            for _ in range(3):
+                with pytest.raises(SourceChanged):
+                    consumer.poll(timeout=10)
+            assert checkpoints(px) == {11}
+            px.groups.reset("billing", "events", to="earliest", force=True)
+            found: list[int] = []
+            while len(found) < 15:
+                with suppress(SourceChanged, Fenced):
+                    found += [message.offset for message in consumer.poll(timeout=10)]
+            assert sorted(found) == list(range(1, 16))
+    place.close()
+
+
+def test_a_view_has_no_order_of_its_own(place: Place) -> None:
+    place.insert(rows(50))
+    place.run("CREATE VIEW shuffled AS SELECT * FROM events ORDER BY payload DESC")
+    table = Table("shuffled", key="account", value="payload")
+    with (
+        attached(place, table) as px,
+        px.consumer("events", group="billing") as consumer,
+    ):
+        found = poll(consumer, 50)
+        assert sorted(message.offset for message in found) == list(range(1, 51))
+        for key in {message.key for message in found}:
+            offsets = [message.offset for message in found if message.key == key]
+            assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("name", ["events", "shown"])
+def test_negative_ids_are_refused(place: Place, name: str) -> None:
+    place.insert(rows(3))
+    place.run(
+        "INSERT INTO events (id, payload) VALUES (-1, 'never read')",
+        "CREATE VIEW shown AS SELECT * FROM events",
+        "CREATE VIEW others AS SELECT * FROM events WHERE id >= 0",
+    )
+    with pxrs.connect(place.url) as px:
+        with pytest.raises(ConfigError, match="negative in some rows"):
+            px.attach("events", Table(name, key="account", value="payload"), partitions=2)
+        px.attach("events", Table("others", key="account", value="payload"), partitions=2)
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("settle", [None, 60.0])
+def test_a_materialized_view_is_refused(on_postgres: Place, settle: float | None) -> None:
+    on_postgres.run("CREATE MATERIALIZED VIEW kept AS SELECT * FROM events")
+    with pxrs.connect(on_postgres.url) as px, pytest.raises(ConfigError, match="REFRESH"):
+        px.attach("kept", Table("kept", value="payload", settle=settle), partitions=2)
+
+
+def test_a_view_with_an_id_twice_is_refused_when_it_is_read(place: Place) -> None:
+    place.insert(rows(5))
+    place.run("CREATE VIEW twice AS SELECT * FROM events UNION ALL SELECT * FROM events")
+    table = Table("twice", key="account", value="payload")
+    with (
+        attached(place, table) as px,
+        px.consumer("events", group="billing") as consumer,
+    ):
+        with pytest.raises(SourceChanged, match="two rows have the same id"):
+            consumer.poll(timeout=10)
+        consumer.commit()
+        assert checkpoints(px) <= {None, 0}
+
+
+@pytest.mark.parametrize("number", [1, 63, 64, 65])
+def test_a_view_with_an_id_twice_is_refused_wherever_a_read_ends(place: Place, number: int) -> None:
+    place.insert(rows(100))
+    place.run(
+        "CREATE VIEW twice AS SELECT * FROM events "
+        f"UNION ALL SELECT * FROM events WHERE id = {number}"
+    )
+    source = Table("twice", key="account", value="payload").open(place.url)
+    offset = 0
+    with pytest.raises(SourceChanged, match="two rows have the same id"):
+        while offset <= 100:
+            offset = source.read(0, offset, 5000).next
+    # Neither of them was passed.
+    assert offset <= number
+    source.close()
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("change", ["INCREMENT BY -1 MINVALUE -100", "CYCLE"])
+def test_ids_that_do_not_rise_are_refused(on_postgres: Place, change: str) -> None:
+    on_postgres.run(f"ALTER SEQUENCE events_id_seq {change}")
+    with pxrs.connect(on_postgres.url) as px:
+        with pytest.raises(ConfigError, match="ids must rise"):
+            px.attach("events", EVENTS, partitions=2)
+        assert px.topics.list() == []
+
+
+def checkpoints(px: Pxrs) -> set[int | None]:
+    """As another process sees them, which has not read the table."""
+    with pxrs.connect(px.url) as other:
+        return {part.checkpoint for part in other.groups.describe("billing").partitions}
+
+
 # Ids are given before they commit
 
 
@@ -404,6 +668,45 @@ def test_a_lower_id_that_commits_later_is_not_skipped(
         assert {message.offset for message in poll(consumer, len(wanted))} == wanted
 
 
+@pytest.mark.long
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_transaction_that_is_prepared_is_waited_for(
+    new_engine: NewEngine, ends: str, restarts: bool
+) -> None:
+    """It loses its connection, by whose name it was known, and commits from any other."""
+    engine = new_engine("postgres", settings={"max_prepared_transactions": "4"})
+    with psycopg.connect(engine.url, autocommit=True) as db:
+        db.execute(_POSTGRES.encode())
+        slow = psycopg.connect(engine.url, autocommit=True)
+        slow.execute("BEGIN")
+        slow.execute("SAVEPOINT inner_one")
+        slow.execute("INSERT INTO events (account) VALUES ('slow')")
+        db.execute("INSERT INTO events (account) VALUES ('a')")
+        table = EVENTS.open(engine.url)
+        assert table.read(0, 0, 10).rows == []
+        slow.execute("PREPARE TRANSACTION 'payment'")
+        assert table.read(0, 0, 10).rows == []
+    slow.close()
+    if restarts:
+        engine.stop()
+        engine.start()
+        with suppress(StoreUnavailable):
+            table.read(0, 0, 10)
+    with psycopg.connect(engine.url, autocommit=True) as db:
+        # Others that are prepared later are not waited for in its place.
+        db.execute("BEGIN")
+        db.execute("INSERT INTO events (account) VALUES ('later')")
+        db.execute("PREPARE TRANSACTION 'later'")
+        assert table.read(0, 0, 10).rows == []
+        db.execute(f"{ends} PREPARED 'payment'".encode())
+        wanted = [1, 2] if ends == "COMMIT" else [2]
+        assert [row[0] for row in table.read(0, 0, 10).rows] == wanted
+        db.execute("ROLLBACK PREPARED 'later'")
+    table.close()
+
+
 @pytest.mark.engine("postgres")
 def test_what_follows_without_a_gap_waits_for_nobody(on_postgres: Place) -> None:
     on_postgres.insert(rows(3))
@@ -420,11 +723,104 @@ def test_what_follows_without_a_gap_waits_for_nobody(on_postgres: Place) -> None
         assert [message.offset for message in poll(consumer, 2)] != []
 
 
+def checkpoints_of(px: Pxrs, group: str) -> set[int | None]:
+    return {part.checkpoint for part in px.groups.describe(group).partitions}
+
+
+@pytest.mark.engine("postgres")
+def test_going_to_a_time_or_an_end_passes_no_row_that_may_come(on_postgres: Place) -> None:
+    """A transaction keeps id 4 open while 5 is there, of the same time and later."""
+    on_postgres.insert(rows(3))
+    with attached(on_postgres) as px:
+        with px.consumer("events", group="billing") as consumer:
+            [*_, last] = sorted(poll(consumer, 3), key=lambda message: message.offset)
+            slow = on_postgres.connect()
+            insert(slow, [("slow", "4")])
+            on_postgres.insert([("a", "5")])
+            at = last.timestamp + 1
+            reader = px.reader("events")
+            assert {reader.offset_at(part, at) for part in range(8)} == {4}
+            assert {reader.offset_at(part, at + 3_600_000) for part in range(8)} == {4}
+            consumer.seek_to_time(at)
+            slow.commit()
+            assert {message.offset for message in poll(consumer, 2)} == {4, 5}
+            consumer.commit()
+        slow = on_postgres.connect()
+        insert(slow, [("slow", "6")])
+        on_postgres.insert([("a", "7")])
+        px.groups.reset("billing", "events", to="latest")
+        assert checkpoints_of(px, "billing") == {6}
+        px.groups.reset("billing", "events", timestamp_ms=at + 3_600_000)
+        assert checkpoints_of(px, "billing") == {6}
+        slow.commit()
+        with px.consumer("events", group="billing") as consumer:
+            assert {message.offset for message in poll(consumer, 2)} == {6, 7}
+
+
+@pytest.mark.engine("postgres")
+def test_a_process_that_knows_no_end_yet_waits_for_it(
+    on_postgres: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_postgres.insert(rows(3))
+    with attached(on_postgres) as px, px.consumer("events", group="billing") as consumer:
+        assert len(poll(consumer, 3)) == 3
+        consumer.commit()
+    slow = on_postgres.connect()
+    insert(slow, [("slow", "4")])
+    on_postgres.insert([("a", "5")])
+    with pxrs.connect(on_postgres.url) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr("pxrs.topics._PATIENCE", 0.0)
+            for to in ({"to": "latest"}, {"timestamp_ms": 1}):
+                with pytest.raises(StoreBusy, match="try again") as error:
+                    other.groups.reset("billing", "events", **to)
+                assert error.value.retryable
+        # It is an offset that the caller has chosen.
+        other.groups.reset("billing", "events", to=2)
+        monkeypatch.setattr("pxrs.topics.time.sleep", lambda seconds: slow.commit())
+        other.groups.reset("billing", "events", to="latest")
+        assert checkpoints_of(other, "billing") == {6}
+
+
 @pytest.mark.engine("postgres")
 def test_ids_that_connections_keep_are_refused(on_postgres: Place) -> None:
     on_postgres.run("ALTER SEQUENCE events_id_seq CACHE 20")
     with pxrs.connect(on_postgres.url) as px, pytest.raises(ConfigError, match="CACHE 1"):
         px.attach("events", EVENTS, partitions=8)
+
+
+@pytest.mark.engine("postgres")
+def test_ids_that_programs_take_in_blocks_need_a_time(on_postgres: Place) -> None:
+    on_postgres.run("ALTER SEQUENCE events_id_seq INCREMENT BY 50")
+    with pxrs.connect(on_postgres.url) as px:
+        with pytest.raises(ConfigError, match=r"INCREMENT BY 50.*settle="):
+            px.attach("events", EVENTS, partitions=8)
+        px.attach("events", dataclasses.replace(EVENTS, settle=60.0), partitions=8)
+
+
+@pytest.mark.long
+@pytest.mark.engine("postgres")
+def test_a_table_that_another_server_fills_needs_a_time(new_engine: NewEngine) -> None:
+    engine = new_engine("postgres", settings={"wal_level": "logical"})
+    with psycopg.connect(engine.url, autocommit=True) as db:
+        db.execute("CREATE DATABASE copy")
+        db.execute(_POSTGRES.encode())
+        db.execute("CREATE PUBLICATION all_of_it FOR TABLE events")
+        db.execute("SELECT pg_create_logical_replication_slot('copy', 'pgoutput')")
+    url = f"{engine.url.rpartition('/')[0]}/copy"
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(_POSTGRES.encode())
+        source = EVENTS.open(url)
+        source.check()
+        db.execute(
+            f"CREATE SUBSCRIPTION copy CONNECTION '{engine.url}' PUBLICATION all_of_it "
+            "WITH (create_slot = false, enabled = false, copy_data = false)".encode()
+        )
+        with pytest.raises(ConfigError, match=r"logical replication.*settle="):
+            source.check()
+        source.close()
+        db.execute("ALTER SUBSCRIPTION copy SET (slot_name = NONE)")
+        db.execute("DROP SUBSCRIPTION copy")
 
 
 @pytest.mark.engine("postgres")
@@ -437,6 +833,43 @@ def test_ids_of_unknown_origin_need_a_time(on_postgres: Place) -> None:
         on_postgres.run("INSERT INTO bare VALUES (5, 'five')")
         with px.consumer("bare", group="billing") as consumer:
             assert [message.offset for message in poll(consumer, 1)] == [5]
+
+
+@pytest.mark.engine("postgres")
+def test_a_row_that_commits_within_the_time_is_not_skipped(on_postgres: Place) -> None:
+    on_postgres.run("CREATE TABLE bare (id bigint PRIMARY KEY, text text)")
+    clock = VirtualClock()
+    table = Table("bare", value="text", settle=30.0)
+    with closing(table.open(on_postgres.url)) as opened:
+        source = OpenTable(table, opened.database, clock)
+        slow = on_postgres.connect()
+        slow.execute("INSERT INTO bare VALUES (5, 'five')")
+        on_postgres.run("INSERT INTO bare VALUES (6, 'six')")
+        for passes in (0.0, 29.0):
+            clock.advance(passes)
+            assert source.read(0, 0, 10).rows == []
+            assert source.final(0) is None
+        slow.commit()
+        assert source.read(0, 0, 10).rows == []
+        clock.advance(1.0)
+        assert [row[0] for row in source.read(0, 0, 10).rows] == [5, 6]
+        # That one of them was waited for says nothing about the next.
+        on_postgres.run("INSERT INTO bare VALUES (9, 'nine')")
+        assert source.read(0, 7, 10).rows == []
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_a_view_waits_for_those_who_write_to_its_table(on_postgres: Place, ends: str) -> None:
+    on_postgres.run("CREATE VIEW shown AS SELECT * FROM events")
+    slow = on_postgres.connect()
+    insert(slow, [("slow", "slow")])
+    on_postgres.insert([("a", "first"), ("b", "second")])
+    with closing(Table("shown", value="payload").open(on_postgres.url)) as source:
+        assert source.read(0, 0, 10).rows == []
+        getattr(slow, ends)()
+        wanted = [1, 2, 3] if ends == "commit" else [2, 3]
+        assert [row[0] for row in source.read(0, 0, 10).rows] == wanted
 
 
 @pytest.mark.engine("postgres")

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,22 @@ def test_a_forked_child_neither_waits_nor_hangs(stores: SqliteStores) -> None:
             stores.close()
             os._exit(7 if woken else 1)
     assert exit_code(pid) == 7
+
+
+def test_what_nobody_watches_wakes_no_process(stores: SqliteStores, tmp_path: Path) -> None:
+    inotify = posix.open_inotify()
+    if inotify is None:
+        pytest.skip("no inotify here")
+    try:
+        posix.add_watch(inotify, str(tmp_path / "s.db-pxrs" / "bell"), posix.IN_MODIFY)
+        _put(stores, "watched")
+        with closing(SqliteStores(str(tmp_path / "s.db"))) as other:
+            watch = other.coord.watch("watched")
+            posix.drain(inotify)
+            _put(stores, "alone")
+            assert not posix.drain(inotify)
+            _put(stores, "watched")
+            assert posix.drain(inotify)
+            assert watch.wait(PATIENCE)
+    finally:
+        os.close(inotify)

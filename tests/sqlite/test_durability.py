@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pxrs.codec.batches import encode
 from pxrs.stores.open import open_stores
 from pxrs.stores.sqlite.database import Database
 from pxrs.stores.sqlite.stores import SqliteStores
+from pxrs.testing.conformance.queue_tools import Worker
 from pxrs.types import Append, LogPartition, Put
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -66,12 +68,23 @@ def append_durably(path: str, durability: str) -> None:
     os._exit(0)
 
 
-def _syncs(folder: Path, durability: str) -> int:
+def take_all(path: str, most: int, times: int) -> None:
+    """Take `APPENDS` items, one at a time, and give each back but for the last time."""
+    stores = SqliteStores(path, durability="full")
+    worker = Worker(stores)
+    worker.put(*[b"x"] * APPENDS)
+    for _ in range(times - 1):
+        worker.release(*worker.take(APPENDS, most=most))
+    for _ in range(APPENDS):
+        worker.take_one(most=most)
+    os._exit(0)
+
+
+def _syncs(folder: Path, run: Callable[..., None], *arguments: object) -> int:
+    """How often `run` asks the disk to make something durable."""
     report = folder / "calls"
-    code = (
-        "from sqlite.test_durability import append_durably as run;"
-        f"run({str(folder / 's.db')!r}, {durability!r})"
-    )
+    passed = ", ".join(map(repr, (str(folder / "s.db"), *arguments)))
+    code = f"from sqlite.test_durability import {run.__name__} as run; run({passed})"
     tests = Path(__file__).parents[1]
     traced = subprocess.run(
         [
@@ -109,6 +122,22 @@ def test_every_acknowledged_append_was_synced(tmp_path: Path) -> None:
     counted = {}
     for durability in ("full", "relaxed"):
         (tmp_path / durability).mkdir()
-        counted[durability] = _syncs(tmp_path / durability, durability)
+        counted[durability] = _syncs(tmp_path / durability, append_durably, durability)
     assert counted["full"] >= APPENDS
     assert counted["relaxed"] < APPENDS / 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("most", "times", "synced"),
+    [(5, 1, False), (1, 1, True), (2, 2, True)],
+    ids=["one of five", "the only one", "the second of two"],
+)
+def test_the_last_delivery_of_an_item_is_synced_before_it_is_handed_out(
+    tmp_path: Path, most: int, times: int, synced: bool
+) -> None:
+    """Any other may be forgotten in a power cut, which ends its holder, too."""
+    if not shutil.which("strace"):
+        _give_up("strace is not installed")
+    counted = _syncs(tmp_path, take_all, most, times)
+    assert counted >= APPENDS if synced else counted < APPENDS / 4

@@ -11,6 +11,7 @@ import pytest
 from pxrs.core.queue import REMEMBERED_FOR
 from pxrs.errors import Fenced, InsideTransaction
 from pxrs.stores.connections import Lent
+from pxrs.stores.sqlite.queues import reaper, store
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.testing.clock import VirtualClock
 from pxrs.testing.conformance.queue_tools import Worker, bodies, look, states_of
@@ -222,3 +223,17 @@ def count(stores: SqliteStores, table: str) -> int:
     with stores.database.reading() as connection:
         number: int = connection.execute(f"SELECT count(*) FROM pxrs_{table}").fetchone()[0]
     return number
+
+
+def test_no_name_of_a_queue_is_kept_for_ever(
+    stores: SqliteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MOST_QUEUES", 4)
+    monkeypatch.setattr(reaper, "_MOST_QUEUES", 4)
+    worker = Worker(stores)
+    for number in range(20):
+        worker.put(b"", queue=f"queue {number}")
+        assert len(worker.take(2, f"queue {number}")) == 1
+        assert worker.take(1, f"queue {number}") == []
+    kept = (stores.queues._found_empty, stores.queues._reaper._next_reap)
+    assert max(map(len, kept)) <= 5

@@ -5,14 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
+import pxrs
 from pxrs.errors import StoreError
+from pxrs.sources import Table
 from pxrs.stores.sqlite.stores import SqliteStores
 from support.child import Child
 from support.inside import say
@@ -101,6 +106,46 @@ def test_a_folder_that_is_a_link_is_refused(theirs: Path, tmp_path: Path, inside
     assert (elsewhere.stat().st_uid, stat.S_IMODE(elsewhere.stat().st_mode)) == (0, 0o700)
 
 
+@pytest.mark.parametrize("inside", ["", "sessions"])
+def test_a_folder_that_becomes_a_link_later_is_refused(
+    theirs: Path, tmp_path: Path, inside: str
+) -> None:
+    """What has the name of a session elsewhere is neither judged nor stamped nor removed."""
+    stores = SqliteStores(str(theirs / "app.db"))
+    sessions = stores.coord._sessions
+    own, lent = stores.coord.session(60.0), stores.coord.lend(60.0)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "sessions").mkdir(parents=True)
+    names = ["a" * 24, "lent-" + "a" * 24, "." + "a" * 24, own.id, lent.id]
+    for name in names:
+        (elsewhere / "sessions" / name).write_bytes(b"root's own, 24 bytes long")
+    real = theirs / "app.db-pxrs" / inside
+    real.rename(theirs / "moved")
+    real.symlink_to(elsewhere / inside if inside else elsewhere)
+    calls: list[Callable[[], object]] = [
+        sessions.names,
+        sessions.sweep_unborn,
+        lambda: sessions.alive("a" * 24),
+        lambda: sessions.alive("lent-" + "a" * 24),
+        lambda: sessions.deadline("a" * 24),
+        lambda: stores.coord.session(60.0),
+        lambda: stores.coord.adopt("lent-" + "a" * 24),
+        own.renew,
+        lent.renew,
+        lent.close,
+        own.close,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="must be a folder, and no symbolic link"):
+            call()
+    assert sorted(os.listdir(elsewhere / "sessions")) == sorted(names)
+    for name in names:
+        assert (elsewhere / "sessions" / name).read_bytes() == b"root's own, 24 bytes long"
+    real.unlink()
+    (theirs / "moved").rename(real)
+    stores.close()
+
+
 def test_a_folder_that_was_there_keeps_its_owner_and_mode(theirs: Path) -> None:
     (theirs / "app.db-pxrs").mkdir(mode=0o750)
     stores = SqliteStores(str(theirs / "app.db"))
@@ -131,6 +176,69 @@ def test_a_link_in_place_of_sqlites_own_files_is_refused(
     with pytest.raises(StoreError, match=f"app.db{ending} .*symbolic link"):
         SqliteStores(str(theirs / "app.db"))
     assert untouched(secret)
+
+
+def table_of_theirs(folder: Path, mode: str) -> str:
+    """A table in a file of another user; its path."""
+    path = folder / "table.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA journal_mode={mode}")
+        db.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, payload TEXT)")
+        db.execute("INSERT INTO events VALUES (1, 'one')")
+        db.commit()
+    os.chown(path, NOBODY, NOBODY)
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("way", ["url", "engine"])
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_a_link_beside_a_table_is_refused(
+    theirs: Path, secret: Path, ending: str, way: str, plant: Callable[[Path, str], None]
+) -> None:
+    path = table_of_theirs(theirs, "delete" if ending == "-journal" else "wal")
+    if plant is os.link:
+        # A hard link needs the same file system. Newer SQLite follows no symbolic one by itself.
+        secret = Path(shutil.copy2(secret, theirs / "secret"))
+    plant(secret, path + ending)
+    if way == "url":
+        table = Table("events", value="payload", url=f"sqlite:///{path}")
+    else:
+        table = Table(
+            "events", value="payload", engine=sqlalchemy.create_engine(f"sqlite:///{path}")
+        )
+    with (
+        pxrs.connect("memory://") as px,
+        pytest.raises(StoreError, match=f"table.db{ending} must be a regular file"),
+    ):
+        px.attach("events", table, partitions=1)
+    assert untouched(secret)
+
+
+@pytest.mark.parametrize("wanted", ["read", "execute"])
+def test_a_link_that_is_laid_while_a_table_is_read_is_refused(
+    theirs: Path, secret: Path, wanted: str
+) -> None:
+    """A file without a write-ahead log: every transaction looks for its journal."""
+    path = table_of_theirs(theirs, "delete")
+    table = Table("events", value="payload", url=f"sqlite:///{path}").open("memory://")
+    assert [row[0] for row in table.read(0, 0, 10).rows] == [1]
+    Path(path + "-journal").symlink_to(secret)
+    with pytest.raises(StoreError, match=r"table.db-journal .*symbolic link"):
+        if wanted == "read":
+            table.bounds(0)
+        else:
+            table.execute("CREATE INDEX more ON events (payload)")
+    table.close()
+    assert untouched(secret)
+
+
+def test_a_table_behind_a_link_of_another_user_is_refused(theirs: Path, tmp_path: Path) -> None:
+    (theirs / "mine.db").symlink_to(table_of_theirs(tmp_path, "delete"))
+    os.chown(tmp_path / "table.db", 0, 0)
+    os.lchown(theirs / "mine.db", NOBODY, NOBODY)
+    with pytest.raises(StoreError, match="symbolic link of another user"):
+        Table("events", value="payload", url=f"sqlite:///{theirs}/mine.db").open("memory://")
 
 
 def hold_as_a_reader(path: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +241,98 @@ def test_a_block_left_in_another_thread_frees_the_writer(stores: SqliteStores) -
     thread.start()
     thread.join()
     stores.log.append([Append(WHERE, _batch())])
+
+
+class SlowToReturn(sqlite3.Connection):
+    """Has committed, but its caller does not know yet."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.committed, self.go_on = threading.Event(), threading.Event()
+
+    def commit(self) -> None:
+        super().commit()
+        self.committed.set()
+        self.go_on.wait()
+
+
+def test_a_store_closed_beside_a_commit_writes_into_no_other_file(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    """Files opened afterwards get the numbers of those that the store has closed."""
+    watch = stores.coord.watch("k")
+    mine = sqlite3.connect(
+        tmp_path / "s.db", isolation_level=None, check_same_thread=False, factory=SlowToReturn
+    )
+    mine.execute("BEGIN")
+
+    def commit() -> None:
+        with stores.atomic(Lent(mine)) as tx:
+            tx.write(Put("k", b""))
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    mine.committed.wait()
+    stores.close()
+    paths = [tmp_path / f"foreign {number}" for number in range(64)]
+    for path in paths:
+        path.write_bytes(b"SQLite format 3")
+    with ExitStack() as opened:
+        for path in paths:
+            opened.enter_context(path.open("r+b"))
+        mine.go_on.set()
+        thread.join()
+    assert {path.read_bytes() for path in paths} == {b"SQLite format 3"}
+    watch.close()
+    mine.close()
+
+
+def test_a_joined_block_that_is_dropped_stops_no_later_write(
+    stores: SqliteStores, mine: sqlite3.Connection
+) -> None:
+    mine.execute("BEGIN")
+    tx = stores.atomic(mine)
+    tx.__enter__()
+    tx.write(Put("k", b""))
+    del tx
+    gc.collect()
+    mine.execute("ROLLBACK")
+    stores.coord.commit((), (Put("k", b""),))
+    assert stores.coord.get("k") is not None
+
+
+def test_a_joined_block_that_another_thread_ends_stops_no_later_write(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
+    mine.execute("BEGIN")
+    tx = stores.atomic(mine)
+    tx.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(tx.__exit__, None, None, None).result()
+        mine.execute("ROLLBACK")
+        # Where the block began, and where it ended.
+        stores.coord.commit((), (Put("k", b"1"),))
+        pool.submit(stores.coord.commit, (), (Put("k", b"2"),)).result()
+    mine.close()
+
+
+def test_a_joined_block_stops_no_thread_but_its_own(stores: SqliteStores, tmp_path: Path) -> None:
+    """A thread begins it and ends; the system may give its number to the next one."""
+    mine = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
+    mine.execute("BEGIN")
+    tx = stores.atomic(mine)
+
+    def begin() -> None:
+        tx.__enter__()
+
+    def write() -> None:
+        stores.coord.commit((), (Put("k", b""),))
+
+    for work in (begin, write):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert stores.coord.get("k") is not None
+    tx.__exit__(None, None, None)
+    mine.close()

@@ -8,16 +8,20 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from pxrs.clock import SystemClock
 from pxrs.codec.batches import encode
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.stores.connections import Lent
+from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.database import WAL_LIMIT
 from pxrs.stores.sqlite.posix import try_lock, unlock
 from pxrs.stores.sqlite.stores import SqliteStores
+from pxrs.stores.sqlite.writer_lock import WriterLock
 from pxrs.types import Append, Check, LogPartition, Put
 from support.child import Child
 from support.inside import say, wait_for_parent
@@ -271,3 +275,20 @@ def test_a_connection_to_another_file_is_refused(stores: SqliteStores, tmp_path:
     with pytest.raises(NotAtomic), stores.atomic(other):
         pass
     other.close()
+
+
+def test_giving_up_after_the_close_releases_no_lock_of_another_file(tmp_path: Path) -> None:
+    """A thread that waited for its turn gives up then; the numbers are other files' by now."""
+    folder, database = str(tmp_path), str(tmp_path / "s.db")
+    Path(database).touch()
+    control = Control(folder, database)
+    lock = WriterLock(folder, database, control, SystemClock())
+    lock.close()
+    with ExitStack() as opened:
+        paths = [tmp_path / f"foreign {number}" for number in range(64)]
+        for path in paths:
+            assert try_lock(opened.enter_context(path.open("w")).fileno())
+        lock.give_up()
+        others = [opened.enter_context(path.open("w")) for path in paths]
+        assert not any(try_lock(other.fileno()) for other in others)
+    control.close()

@@ -1,8 +1,10 @@
 """Decodes mutated batches in this process: `python -m support.batch_fuzz COUNT [SEED]`.
 
 Every batch has the length and the checksum that fit: it is what a faulty or hostile writer could
-have stored. Decoding it may return messages or raise `DamagedBatch`, nothing else. The process has
-a limit of memory, so that a batch that claims gigabytes shows.
+have stored. Decoding it may return messages or raise `DamagedBatch`, nothing else. Every eighth one
+is also read as one that a stranger sends: that may return a batch, which can be decoded then, or
+raise `InvalidRequest`. The process has a limit of memory, so that a batch that claims gigabytes
+shows.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ import sys
 from random import Random
 
 from pxrs.codec import batches
-from pxrs.errors import DamagedBatch
+from pxrs.errors import DamagedBatch, InvalidRequest
 from pxrs.types import Fence, Header, StoredBatch
 
 MOST_MEMORY = 2**30
 _CHECKED = 21
 _COUNT_AT = 57
+# The numbers of the header that the checksum covers: where they are, and how they are written.
+_FIELDS = ((21, ">h"), (23, ">i"), (27, ">q"), (35, ">q"), (43, ">q"), (51, ">h"), (53, ">i"))
+_ODD_TIMES = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
+_BASES = (-(2**63), -1, 0, 1, 2**62, 2**63 - 2, 2**63 - 1)
+_EVERY = 8
+_MOST_SENT = 2**24
 _LENGTHS = (0, 1, 63, 64, 127, 128, 2**14, 2**31 - 1, 2**31, 2**62, 2**63 - 50, 2**63 - 1)
 _Record = tuple[bytes | None, bytes | None, list[Header], int]
 
@@ -38,7 +46,7 @@ def stored(data: bytes) -> StoredBatch:
 
 
 def mutated(random: Random, originals: list[bytes]) -> bytes:
-    """A batch with one to six changes behind its header, or to its compression and count."""
+    """A batch with one to six changes behind its header, or in it."""
     data = bytearray(random.choice(originals))
     for _ in range(random.randint(1, 6)):
         random.choice(_CHANGES)(random, data)
@@ -76,8 +84,25 @@ def _claim_compression(random: Random, data: bytearray) -> None:
     struct.pack_into(">h", data, _CHECKED, random.randrange(8))
 
 
+def _set_field(random: Random, data: bytearray) -> None:
+    at, written = random.choice(_FIELDS)
+    bits = 8 * struct.calcsize(written)
+    lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    near = random.choice((*_ODD_TIMES, struct.unpack_from(written, data, at)[0]))
+    value = random.choice((near, near + 1, near - 1, random.getrandbits(bits) + lowest))
+    struct.pack_into(written, data, at, min(max(value, lowest), highest))
+
+
+def _flip_attribute(random: Random, data: bytearray) -> None:
+    data[_CHECKED + random.randrange(2)] ^= 1 << random.randrange(8)
+
+
+def _move(random: Random, data: bytearray) -> None:
+    struct.pack_into(">q", data, 0, random.choice(_BASES))
+
+
 _CHANGES = (_flip, _flip, _set, _set, _cut, _put_length, _put_bytes, _claim_count,
-            _claim_compression)  # fmt: skip
+            _claim_compression, _set_field, _flip_attribute, _move)  # fmt: skip
 
 
 def _place(random: Random, data: bytearray) -> int:
@@ -127,6 +152,15 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
             batches.decode(stored(data), fence)
         except DamagedBatch:
             damaged += 1
+        except BaseException as error:
+            error.add_note(f"seed {seed}, batch {turn}: {data[:300].hex()}")
+            raise
+        try:
+            if turn % _EVERY == 0:
+                batch = batches.read_batch(data, _MOST_SENT)
+                batches.decode(stored(bytes(batch.data)), fence)
+        except InvalidRequest:
+            pass
         except BaseException as error:
             error.add_note(f"seed {seed}, batch {turn}: {data[:300].hex()}")
             raise

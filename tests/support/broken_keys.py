@@ -9,18 +9,22 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Coroutine
+from itertools import count
 from typing import Any
 
 from pxrs.core import kv
-from pxrs.core.kv import Change, Draft, Head, Written, shard_of, slot_of_shard
-from pxrs.errors import PxrsError
+from pxrs.core.kv import Change, Draft, Head, KeyBatch, Written, shard_of, slot_of_shard
+from pxrs.errors import OutcomeUnknown, PxrsError
 from pxrs.kv.store import KeyValues
 from pxrs.server.cluster import ClusterView
 from pxrs.server.keys import KeyService
+from pxrs.server.remote.node_keys import NodeKeys
 from pxrs.types import Check, Entry, Version
 
 _HEARS_LATE = 1.0
 _COMMITS_LATE = 0.3
+# One of so many batches gets no answer.
+_ANSWERS_LOST = 5
 
 
 def reads_from_memory_while_it_leads() -> None:
@@ -91,7 +95,7 @@ def forgets_idempotency_keys() -> None:
 
 def answers_before_it_commits() -> None:
     """Says that a put is done, with the version that it is going to have, and does it later."""
-    write = KeyService.write
+    write, write_batch = KeyService.write, NodeKeys.write
     late: set[asyncio.Task[object]] = set()
 
     async def commit(self: KeyService, change: Change) -> None:
@@ -108,7 +112,43 @@ def answers_before_it_commits() -> None:
         task.add_done_callback(late.discard)
         return Written(Version(head.head.term, head.head.index + 1))
 
+    def promise_batch(
+        self: NodeKeys, writer: str, number: int, changes: list[Change], again: bool
+    ) -> list[Written | PxrsError]:
+        head = self._keys._heads.get(shard_of(changes[0].key))
+        if again or len(changes) > 1 or changes[0].reads or head is None:
+            return write_batch(self, writer, number, changes, again)
+        threading.Timer(_COMMITS_LATE, write_batch, (self, writer, number, changes, again)).start()
+        return [Written(Version(head.head.term, head.head.index + 1))]
+
     KeyService.write = promise  # type: ignore[method-assign]
+    NodeKeys.write = promise_batch  # type: ignore[method-assign]
+
+
+def loses_answers() -> None:
+    """Writes a batch and does not say so, now and then: this harms nobody."""
+    write = NodeKeys.write
+    batches = count(1)
+
+    def write_silently(
+        self: NodeKeys, writer: str, number: int, changes: list[Change], again: bool
+    ) -> list[Written | PxrsError]:
+        answers = write(self, writer, number, changes, again)
+        if next(batches) % _ANSWERS_LOST == 0:
+            raise OutcomeUnknown("the answer was lost")
+        return answers
+
+    NodeKeys.write = write_silently  # type: ignore[method-assign]
+
+
+def forgets_writers() -> None:
+    """Makes a batch again that is sent again because its answer was lost."""
+    loses_answers()
+
+    def forgetful(self: Draft, batch: KeyBatch) -> list[Written | PxrsError]:
+        return [self.add(change) for change in batch.changes]
+
+    Draft.add_batch = forgetful  # type: ignore[method-assign]
 
 
 def begins_to_count_again() -> None:

@@ -1,4 +1,7 @@
-"""`./run chaos`: a group of three members while three etcd nodes are split, frozen and killed."""
+"""`./run chaos`: a group while the three nodes of an engine are split, frozen and killed.
+
+`etcd`: it has the group's records. `nats`: it has the messages, and there are three producers, too.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,57 @@ import argparse
 import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
 
-from support.split_group import FAULTS, SplitGroup
+from support import split_group, split_log
+
+
+class Site(NamedTuple):
+    """What is broken, in which ways, and what is to hold all the same."""
+
+    build: Callable[[Path], Any]
+    faults: Sequence[Callable[[Any, Random], None]]
+    verdict: str
+
+
+SITES = {
+    "etcd": Site(
+        lambda folder: split_group.SplitGroup(folder, to_be_killed=True),
+        split_group.FAULTS,
+        "none lost, one owner per epoch, no checkpoint went back",
+    ),
+    "nats": Site(
+        split_log.SplitLog,
+        split_log.FAULTS,
+        "each where it was said to be, once and in order; none lost, one owner per epoch, no "
+        "checkpoint went back",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints what happens; ends with an AssertionError that says what was broken."""
     parser = argparse.ArgumentParser(prog="./run chaos", description=__doc__)
+    parser.add_argument("--engine", choices=SITES, help="only this one")
     parser.add_argument("--rounds", type=int, default=20, help="faults, one after the other")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     given = parser.parse_args(argv)
-    random = Random(given.seed)
-    print(f"seed {given.seed}, {given.rounds} rounds", flush=True)
+    for name in [given.engine] if given.engine else SITES:
+        run(name, given.rounds, given.seed)
+
+
+def run(name: str, rounds: int, seed: int) -> None:
+    site, random = SITES[name], Random(seed)
+    print(f"{name}: seed {seed}, {rounds} rounds", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        group = SplitGroup(Path(folder), to_be_killed=True)
+        group = site.build(Path(folder))
         try:
-            for number in range(given.rounds):
+            for number in range(rounds):
                 group.settle()
-                fault = random.choice(FAULTS)
+                fault = random.choice(site.faults)
                 began = time.monotonic()
                 fault(group, random)
                 group.network.heal(reset=random.random() < 0.5)
@@ -39,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             group.finish()
             group.judge()
         except BaseException:
-            print(f"failed; again: ./run chaos --seed {given.seed} --rounds {given.rounds}")
+            print(f"failed; again: ./run chaos --engine {name} --seed {seed} --rounds {rounds}")
             raise
         finally:
             group.close()
-    print(f"{group.sent} messages: none lost, one owner per epoch, no checkpoint went back")
+    print(f"{group.sent} messages: {site.verdict}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 # The rooms that act between callers and stores. An engine's own code has tests of its own.
 ROOMS = re.compile(
-    r"/pxrs/(producing|groups|queues|consuming|running|app|topics|decoding|arguments"
+    r"/pxrs/(producing|groups|queues|consuming|running|app|topics|codec/messages|arguments"
     r"|callers|loop)\b"
 )
 _POINTS = {"RESUME", "JUMP_BACKWARD", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "FOR_ITER"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import http.client
 import re
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -73,44 +74,55 @@ class KeysClient(ABC):
 
 
 class PxrsKeys(KeysClient):
-    """`px.kv` over `pxrs://`, which goes to any of the nodes."""
+    """`px.kv` over `pxrs://`, which goes to any of the nodes.
+
+    Whatever happens to one of them, a caller gets no error but that of a write whose outcome nobody
+    knows: the client tries everything else again.
+    """
 
     def __init__(self, number: int, px: pxrs.Pxrs) -> None:
         self.name = f"pxrs-{number}"
         self._keys = px.kv
 
     def get(self, key: str, consistency: str) -> Seen | None:
-        try:
+        with _no_error():
             return _seen(self._keys.get(key, consistency=consistency))
-        except PxrsError as error:
-            _check_passing(error)
-            return None
 
     def get_many(self, keys: list[str]) -> dict[str, Seen] | None:
-        try:
+        with _no_error():
             found = self._keys.get_many(keys)
-        except PxrsError as error:
-            _check_passing(error)
-            return None
         return {key: _seen(found.get(key.encode())) for key in keys}
 
     def put(self, key: str, value: str, if_match: Version | None, once: str) -> Written:
         try:
-            return Written(
-                "done",
-                self._keys.put(key, value, if_match=if_match, idempotency_key=once or None),
-            )
+            with _no_error(VersionMismatch, AlreadyExists, OutcomeUnknown):
+                version = self._keys.put(
+                    key, value, if_match=if_match, idempotency_key=once or None
+                )
         except PxrsError as error:
             return _failed(error)
+        return Written("done", version)
 
     def delete(self, key: str, if_match: Version | None) -> Written:
         try:
-            return Written("done", existed=self._keys.delete(key, if_match=if_match))
+            with _no_error(VersionMismatch, OutcomeUnknown):
+                return Written("done", existed=self._keys.delete(key, if_match=if_match))
         except PxrsError as error:
             return _failed(error)
 
     def close(self) -> None:
         """The store is of all clients of its kind."""
+
+
+@contextmanager
+def _no_error(*but: type[PxrsError]) -> Iterator[None]:
+    """Has a call of a client that does nothing wrong raise no error, but these."""
+    try:
+        yield
+    except but:
+        raise
+    except PxrsError as error:
+        raise WrongAnswerError(f"{type(error).__name__}: {error}") from error
 
 
 def _seen(entry: pxrs.Entry | None) -> Seen:
@@ -120,16 +132,7 @@ def _seen(entry: pxrs.Entry | None) -> Seen:
 def _failed(error: PxrsError) -> Written:
     if isinstance(error, VersionMismatch | AlreadyExists):
         return Written("refused", ABSENT if error.current is None else error.current)
-    if isinstance(error, OutcomeUnknown):
-        return UNKNOWN
-    _check_passing(error)
-    return NEVER
-
-
-def _check_passing(error: PxrsError) -> None:
-    """Only what may pass is told to a client that does nothing wrong."""
-    if not error.retryable and not isinstance(error, OutcomeUnknown):
-        raise WrongAnswerError(f"{type(error).__name__}: {error}") from error
+    return UNKNOWN
 
 
 class RpcKeys(KeysClient):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -42,7 +41,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
-        self._closed = False
+        self._closed = threading.Event()
         self._refusing = False
         self._rate = 0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -120,7 +119,7 @@ class Proxy:
         self.reset()
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         _end(self._listener)
         self.reset()
         self.heal()
@@ -137,7 +136,7 @@ class Proxy:
         self.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 client, _ = self._listener.accept()
             except OSError:
@@ -172,8 +171,8 @@ class Proxy:
             source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
         with suppress(OSError):
             while data := source.recv(chunk):
-                if self._rate:
-                    time.sleep(len(data) / self._rate)
+                if self._rate and self._closed.wait(len(data) / self._rate):
+                    break
                 struck = False
                 if flow is self._requests_flow:
                     with self._lock:

@@ -6,52 +6,23 @@ split. Messages are in an SQLite file, which nothing breaks.
 
 from __future__ import annotations
 
-import os
 import threading
 import urllib.request
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
 
 import pxrs
-from pxrs.core.records import Claim, decode
-from pxrs.stores.etcd.wire import after_prefix, grpc, rpc
-from pxrs.types import Versioned
 from support.child import Child
 from support.engine_fixtures import started
-from support.inside import say
-from support.loaded import GROUP, TOPIC, Loaded
+from support.loaded import Loaded
 from support.partitions import Network
+from support.split_history import TTL, consume, judge_claims, judge_handled, read_journal
 
 NODES = 3
-TTL = 2.0
 # All that passes between nodes goes through threads of this process: it may take its time.
 _FLAGS = ["--heartbeat-interval=100", "--election-timeout=1000"]
-
-
-def consume(log: str, coord: str, journal: str) -> None:
-    """Write a line for every message that was handled, at once and whole."""
-    lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with pxrs.connect(log, coord=coord) as px:
-        consumer = px.consumer(TOPIC, GROUP, session_ttl=TTL, auto_commit_interval=0.05)
-        say(consumer.member)
-        while True:
-            with suppress(pxrs.StoreError):
-                for each in consumer.poll(max_records=50, timeout=0.5):
-                    place = f"{each.partition} {each.fence.epoch} {each.offset}"
-                    os.write(lines, f"{place} {each.value.decode()}\n".encode())
-
-
-class Handled(NamedTuple):
-    """One line of a journal."""
-
-    partition: int
-    epoch: int
-    offset: int
-    number: int
 
 
 class SplitGroup(Loaded):
@@ -130,61 +101,16 @@ class SplitGroup(Loaded):
 
     def judge(self) -> None:
         """After `finish`: nothing lost, one owner per epoch, and no checkpoint went back."""
-        handled = {number: self._handled(number) for number in range(NODES)}
-        everything = [each for some in handled.values() for each in some]
-        assert {each.number for each in everything} == set(range(self.sent)), "messages were lost"
-        by_epoch: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-        for number, some in handled.items():
-            last: dict[tuple[int, int], int] = {}
-            for each in some:
-                where = each.partition, each.epoch
-                by_epoch[where].add(number)
-                assert each.offset > last.get(where, -1), f"{each} came again, or too late"
-                last[where] = each.offset
-        assert all(len(members) == 1 for members in by_epoch.values()), "an epoch had two owners"
-        _judge_claims(list(self._history()))
+        handled = {
+            number: read_journal(self._folder / f"journal-{number}") for number in range(NODES)
+        }
+        numbers = {each.number for some in handled.values() for each in some}
+        assert numbers == set(range(self.sent)), "messages were lost"
+        judge_handled(handled)
+        judge_claims(self.px.stores.coord, self.etcd.ports[0])
 
     def _committed(self) -> int:
         return sum(claim.checkpoint or 0 for claim in self.claims())
-
-    def _handled(self, number: int) -> list[Handled]:
-        lines = (self._folder / f"journal-{number}").read_text().splitlines()
-        return [Handled(*map(int, line.split())) for line in lines]
-
-    def _history(self) -> Iterator[tuple[str, Claim | None]]:
-        """Everything that was ever written to a claim, as etcd remembers it; None: deleted."""
-        prefix = b"pxrs/records/"
-        folder = prefix + f"claims/{GROUP}/".encode()
-        last = max(each.version for each in self.px.stores.coord.list(f"claims/{GROUP}/"))
-        create = rpc.WatchCreateRequest(
-            key=folder, range_end=after_prefix(folder), start_revision=1
-        )
-        with grpc.insecure_channel(f"127.0.0.1:{self.etcd.ports[0]}") as channel:
-            requests = iter([rpc.WatchRequest(create_request=create)])
-            for answer in rpc.WatchStub(channel).Watch(requests, timeout=30.0):
-                for event in answer.events:
-                    key = event.kv.key[len(prefix) :].decode()
-                    yield key, _claim(key, event)
-                if answer.events and answer.events[-1].kv.mod_revision >= last:
-                    return
-
-
-def _claim(key: str, event: Any) -> Claim | None:
-    if event.type == event.DELETE:
-        return None
-    return decode(Versioned(key, bytes(event.kv.value), event.kv.mod_revision, None), Claim)
-
-
-def _judge_claims(history: list[tuple[str, Claim | None]]) -> None:
-    now: dict[str, Claim] = {}
-    for key, claim in history:
-        assert claim is not None, f"{key} was deleted"
-        before = now.get(key, Claim())
-        assert claim.epoch >= before.epoch, f"{key}: a stale owner wrote {claim} over {before}"
-        if claim.epoch == before.epoch:
-            assert claim.owner == before.owner, f"{key}: {claim} and {before} are of one epoch"
-        assert (claim.checkpoint or 0) >= (before.checkpoint or 0), f"{key} went back: {claim}"
-        now[key] = claim
 
 
 def isolate_leader(group: SplitGroup, random: Random) -> None:

@@ -7,11 +7,11 @@ from itertools import count
 from random import Random
 
 from pxrs.codec.batches import encode
+from pxrs.codec.messages import Decoder
 from pxrs.config import ConsumerSettings, Start
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import Claim, claim_key, decode
-from pxrs.decoding import Decoder
 from pxrs.queues.held_items import Context
 from pxrs.queues.hold_session import HoldSession
 from pxrs.stores.memory.stores import MemoryStores

@@ -60,3 +60,17 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_a_cycle_is_found() -> None:
     assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+# One module for each command, and for each seam and ability that is checked.
+WIDE = {"cli", "testing/conformance"}
+
+
+def test_no_room_is_too_large_to_find_a_line_in() -> None:
+    """`__init__` and the file that only holds the version are not counted."""
+    rooms: dict[str, int] = {}
+    for path in ROOT.rglob("*.py"):
+        if path.name not in ("__init__.py", "_version.py"):
+            room = path.relative_to(ROOT).parent.as_posix()
+            rooms[room] = rooms.get(room, 0) + 1
+    assert {room: count for room, count in rooms.items() if count > 16 and room not in WIDE} == {}

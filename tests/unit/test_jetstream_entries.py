@@ -17,7 +17,7 @@ from pxrs.stores.jetstream.entries import (
     from_headers,
     to_headers,
 )
-from pxrs.stores.jetstream.topics import Marks, token
+from pxrs.stores.jetstream.topics import Mark, Marks, token
 
 numbers = st.integers(0, 2**62)
 states = st.builds(
@@ -96,7 +96,7 @@ def test_marks_are_true_however_many_there_are(steps: list[tuple[int, int]], wan
     everything: dict[int, int] = {}
     offset, seq = 0, 1
     for count, distance in steps:
-        marks.add(offset, seq)
+        marks.add(Mark(offset, seq))
         everything[offset] = seq
         offset, seq = offset + count, seq + distance
     below, above = marks.around(wanted)
@@ -104,9 +104,10 @@ def test_marks_are_true_however_many_there_are(steps: list[tuple[int, int]], wan
         assert mark is None or everything[mark.offset] == mark.seq
     assert below is None or below.offset <= wanted
     assert above is None or above.offset > wanted
-    assert marks.at(wanted) in (None, everything.get(wanted))
+    at = marks.at(wanted)
+    assert at is None or at == Mark(wanted, everything[wanted])
     newest = max(everything)
-    assert marks.at(newest) == everything[newest]
+    assert marks.at(newest) == Mark(newest, everything[newest])
 
 
 @given(st.text(), st.text())

@@ -132,6 +132,21 @@ ASYNC = {
     "TransactionKeys": "delete get put",
 }
 
+SOURCES = {
+    "FiltersPartitions": "read_partition",
+    "JsonLines": "index key on_bad open partitioner path settings settle timestamp value values",
+    "KafkaTopic": "config open partitioner settings streams",
+    "RedisStream": "key open partitioner settings value values",
+    "Row": "headers key offset timestamp value",
+    "Source": "bounds close final offset_at read streams watch",
+    "SourceRead": "next rows size",
+    "Subscription": "end open partitioner quiet settings start",
+    "Table": (
+        "columns engine key name offset open partition partitioner settings settle timestamp url "
+        "value values"
+    ),
+}
+
 
 def _blocking() -> list[object]:
     """One of each that has attributes which its class does not show."""
@@ -144,15 +159,28 @@ def _blocking() -> list[object]:
         sent.result()
         unit = stack.enter_context(px.transaction())
         listener = stack.enter_context(px.listen("q", lambda item, tx: None))
+        px.put("other", b"value")
+        item = unit.take("other")
+        assert item is not None
         made = [px, px.topics, px.queues, px.groups, px.reader("t"), producer, consumer, sent]
         return [
             *made,
+            px.kv,
+            px.sources,
+            stack.enter_context(px.kv.watch("k")),
+            item,
+            unit.kv,
+            unit.put("other", b"value"),
             producer.send_many("t", []),
             consumer.transaction(),
             unit,
             listener,
             pxrs.JSON(),
         ]
+
+
+def _sources() -> list[object]:
+    return [pxrs.sources.Table("t", value="v"), pxrs.sources.JsonLines("/f.jsonl")]
 
 
 def _awaited() -> list[object]:
@@ -193,8 +221,12 @@ def surface(module: ModuleType, live: list[object]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("module", "make", "expected"),
-    [(pxrs, _blocking, BLOCKING), (aio, _awaited, ASYNC)],
-    ids=["pxrs", "pxrs.aio"],
+    [
+        (pxrs, _blocking, BLOCKING),
+        (aio, _awaited, ASYNC),
+        (pxrs.sources, _sources, SOURCES),
+    ],
+    ids=["pxrs", "pxrs.aio", "pxrs.sources"],
 )
 def test_nothing_is_public_that_was_not_decided_to_be(
     module: Any, make: Callable[[], list[object]], expected: dict[str, str]

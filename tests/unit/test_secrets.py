@@ -246,6 +246,30 @@ def test_few_secrets_are_kept() -> None:
     assert hidden("secret number 1") != HIDDEN
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:{}%2F@db/app",
+        "mysql://app:{}%2F@db/app?password=another%2F{}&ssl_key_password=third%2F{}",
+    ],
+)
+def test_the_secrets_of_32_urls_are_kept(url: str) -> None:
+    """However many each has, and however it is written; one that is used again counts as new."""
+
+    def use(number: int) -> None:
+        config.parse_url(url.format(*[f"secret-{number:02}-of-a-url"] * 3))
+
+    for number in range(32):
+        use(number)
+    for number in range(32):
+        assert hidden(f"secret-{number:02}-of-a-url/") == HIDDEN
+    use(0)
+    use(32)
+    assert hidden("secret-00-of-a-url/") == HIDDEN
+    assert hidden("secret-00-of-a-url%2F") == HIDDEN
+    assert hidden("secret-01-of-a-url/") != HIDDEN
+
+
 @pytest.mark.parametrize("letter", ["a", " ", "@", ":", "/", "%", "&", "x=1&", "[", " coord="])
 def test_long_urls(letter: str) -> None:
     """A megabyte is refused; what is taken is read in linear time, or this would take minutes."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
 import pytest
 
 import pxrs
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.config import parse_url, zookeeper_settings
+from pxrs.stores.zookeeper import crowding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
+from pxrs.stores.zookeeper.coord import ZooKeeperCoord
+from pxrs.stores.zookeeper.failures import zk
+from pxrs.testing.conformance.tools import committed
+from pxrs.types import Put
 
 pytestmark = pytest.mark.engine("zookeeper")
 WORKERS = 20
@@ -48,3 +56,36 @@ def test_few_commits_are_refused(zookeeper_url: str, monkeypatch: pytest.MonkeyP
     refused = sum(isinstance(outcome, Refused) for outcome in outcomes)
     # Alone none is; each item is taken by one commit and removed by another.
     assert refused / ITEMS < 4, f"{refused} commits were refused for {ITEMS} items"
+
+
+@pytest.mark.parametrize("refusals", [1, 2], ids=["half", "two of three"])
+def test_a_process_that_mostly_comes_too_late_warns_of_it_once(
+    zookeeper_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refusals: int,
+) -> None:
+    """As if a rival were faster each time but the last."""
+    monkeypatch.setattr(crowding, "_SAMPLE", 6)
+    run = Commits.run
+    left = 0
+
+    def overtaken(
+        self: Commits, operations: Sequence[Operation], deadline: float
+    ) -> Done | Refused:
+        nonlocal left
+        if left:
+            left -= 1
+            return Refused(operations[-1], zk.BadVersionError())
+        return run(self, operations, deadline)
+
+    coord = ZooKeeperCoord(zookeeper_settings(parse_url(zookeeper_url)))
+    committed(coord.commit([], [Put("q/1", b"")]))
+    coord._crowding = crowding.Crowding(SYSTEM_CLOCK)
+    monkeypatch.setattr(Commits, "run", overtaken)
+    with caplog.at_level(logging.WARNING, "pxrs.store"):
+        for _ in range(12 // (1 + refusals)):
+            left = refusals
+            committed(coord.commit([], [Put("q/1", b"")]))
+    assert caplog.text.count("use fewer workers") == (refusals == 2)
+    coord.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,35 @@ def test_an_old_handle_says_what_is_missing_and_a_new_one_begins_anew(
                 assert isinstance(told(late), StoreDamaged)
             assert isinstance(told(lambda: old.put("q", "lost")), StoreDamaged)
         watch.close()
+
+
+def test_members_say_what_is_missing(
+    new_engine: NewEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = new_engine("zookeeper")
+    log, coord = f"sqlite:///{tmp_path}/log.db", f"{engine.url}/x?timeout=1"
+    shown = []
+    # While its session lives a member leaves its group when it is closed, which fails likewise.
+    with suppress(StoreDamaged), pxrs.connect(log, coord=coord) as px:
+        px.topics.create("t", 2)
+        with px.producer() as producer:
+            producer.send("t", "x").result()
+        consumer = px.consumer("t", "g", debounce=0.0, session_ttl=2.0)
+        assert consumer.poll(timeout=PATIENCE)
+        wipe(engine)
+        with pytest.raises(StoreDamaged, match="open the store again"):
+            for _ in range(20):
+                consumer.poll(timeout=2.0)
+        health = consumer.health()
+        shown = [health.detail, caplog.text]
+        assert (health.state, health.ok) == ("failed", False)
+    assert len(shown) == 2
+    assert all("open the store again" in each for each in shown)
+    with pxrs.connect(log, coord=coord) as px:
+        px.topics.create("t", 2)
+        with px.producer() as producer, px.consumer("t", "g", debounce=0.0) as consumer:
+            producer.send("t", "again").result()
+            assert [each.value for each in consumer.poll(timeout=PATIENCE)] == [b"again"]
 
 
 def test_a_folder_that_another_program_removed_is_told(zookeeper_url: str) -> None:

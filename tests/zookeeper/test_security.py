@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import socket
+import struct
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -110,3 +113,37 @@ def test_tls(secured: engines.Engine, tmp_path: Path) -> None:
     for name, why in (("none.pem", "can't be read"), ("not.pem", "can't be used")):
         with pytest.raises(ConfigError, match=why):
             open_coord(f"{place}?ca={tmp_path}/{name}").close()
+
+
+def test_a_server_without_tls_is_refused(zookeeper_url: str) -> None:
+    with pytest.raises(StoreUnavailable):
+        open_coord(f"{zookeeper_url}?tls=true&timeout=1").close()
+
+
+def test_a_server_without_tls_does_not_get_the_password() -> None:
+    """Whatever it answers to the beginning of TLS, nothing follows in clear."""
+    said: list[bytes] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client, suppress(OSError):
+                        said.append(client.recv(65536))
+                        # A server's answer to a client that has connected, without TLS.
+                        client.sendall(struct.pack(">iiiqi16s?", 37, 0, 10_000, 1, 16, b"p", False))
+                        while more := client.recv(65536):
+                            said.append(more)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(StoreUnavailable):
+            open_coord(f"zookeeper://app:secret@127.0.0.1:{port}/x?tls=true&timeout=1").close()
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE)
+    assert said
+    # What a client says first in TLS: a handshake.
+    assert said[0].startswith(b"\x16\x03")
+    assert b"secret" not in b"".join(said)

@@ -40,7 +40,7 @@ __all__ = [
     "KeyValues",
     "KeyWatch",
     "TransactionKeys",
-    # what exists already, as a topic
+    # existing streams as topics
     "Sources",
     # nodes, for pxrs://
     "Client",

@@ -1,4 +1,4 @@
-"""Topics, groups, queues and sources as people look after them, for asyncio."""
+"""Administration of topics, groups, queues and sources, for asyncio."""
 
 from __future__ import annotations
 

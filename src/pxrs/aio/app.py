@@ -162,7 +162,7 @@ class Pxrs:
         return self._unit_of_work(begin)
 
     def _unit_of_work(self, begin: partial[blocking_work.UnitOfWork[Plain]]) -> UnitOfWork[Plain]:
-        begin()  # nothing has begun yet: it raises what is wrong with the arguments
+        begin()  # begins nothing yet, but raises errors about the arguments
         lent = {name: lend(begin.keywords.get(name)) for name in ("commits", "join")}
         return UnitOfWork(partial(begin, **lent), Surroundings(self._threads.submit, self._waiters))
 
@@ -187,7 +187,7 @@ class Pxrs:
         return [item.id for item in items]
 
     def _joining(self, options: dict[str, Any]) -> UnitOfWork[Any]:
-        """For one change in the caller's transaction; takes from the options what is for this.
+        """A unit of work for one change in the caller's transaction, whose options it takes out.
 
         A cancelled change is waited out: the caller's next statement must not overtake it.
         """
@@ -224,7 +224,7 @@ class Pxrs:
         """The queues of this store: list, describe, peek, purge; dead letters: redrive, drop."""
         return Queues(self._blocking.queues, self._threads)
 
-    # What exists already
+    # Existing streams
 
     attach = awaiting(blocking.Pxrs.attach)
 
@@ -249,7 +249,7 @@ class Pxrs:
 
     @property
     def client(self) -> Client:
-        """The nodes behind a `pxrs://` URL: which there are, who leads what, and statistics."""
+        """The nodes behind a `pxrs://` URL: their list, the leaders of slots, and statistics."""
         return Client(self._blocking.client, self._threads)
 
     # All that runs
@@ -275,7 +275,7 @@ class Pxrs:
         await self._end(None)
 
     async def _end(self, reason: BaseException | None) -> None:
-        """Close because of an error that is on its way: see `pxrs.Producer._end`."""
+        """Close because of an error that is being raised: see `pxrs.Producer._end`."""
         if self._closing is None:
             # In this context: a handler that closes the store must not wait for itself.
             end = partial(self._blocking._end, reason)
@@ -283,8 +283,10 @@ class Pxrs:
             self._threads.close()
             self._waiters.close()
             await outcome(self._closing)
-        elif not self._blocking._is_around_here:  # else who closes it waits for this very handler
-            with suppress(DeliveryFailed, OutcomeUnknown):  # the first one is told
+        elif (
+            not self._blocking._is_around_here
+        ):  # else the closing task waits for this very handler
+            with suppress(DeliveryFailed, OutcomeUnknown):  # the first error is the one to raise
                 await outcome(self._closing)
 
     async def __aenter__(self) -> Pxrs:

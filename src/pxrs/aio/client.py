@@ -7,7 +7,7 @@ from pxrs.client import client as blocking
 
 
 class Client:
-    """Which nodes there are, and who leads what. See `pxrs.Client`."""
+    """The nodes, and the leaders of slots. See `pxrs.Client`."""
 
     def __init__(self, client: blocking.Client, threads: Threads) -> None:
         self._blocking = client

@@ -66,9 +66,9 @@ class Consumer(Generic[Value]):
 
     @signed_as(blocking.Consumer.poll)
     async def poll(self, max_records: Any, timeout: Any) -> list[Message[Value]]:
-        """Return messages of the owned partitions, at most so many; waits for the first.
+        """Return messages of the owned partitions, at most `max_records`; waits for the first.
 
-        What the last call returned counts as handled now. Cancelling it loses nothing.
+        The messages of the last call count as handled now. Cancelling it loses nothing.
         """
         check_whole("max_records", max_records, least=1)
         check_timeout(timeout)
@@ -97,7 +97,7 @@ class Consumer(Generic[Value]):
     def commit(self, message: Any) -> Coroutine[Any, Any, None]:
         """Commit what was handed out so far, or up to and including one message.
 
-        What is handed out before it is awaited, or while it is, is no part of it. See
+        Messages handed out before it is awaited, or while it is, are no part of it. See
         `pxrs.Consumer.commit`.
         """
         self._refuse_inside()
@@ -125,7 +125,7 @@ class Consumer(Generic[Value]):
     async def run_transaction(
         self, work: Any, *, commits: Any, attempts: Any, connection: Any
     ) -> Any:
-        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; what it returns.
+        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; its result.
 
         `work` may be a coroutine function.
         """
@@ -179,12 +179,12 @@ class Consumer(Generic[Value]):
         self._transacting = asyncio.current_task() if inside else None
 
     def _refuse_inside(self) -> None:
-        """In the block of a transaction these would wait for its end, and it for them."""
+        """Raise in the block of a transaction: the call would wait for the block's end."""
         if self._transacting is not None:
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
     def _refuse_another(self) -> None:
-        """Two who ask for messages would each count as handled what the other works on."""
+        """Raise for a second task: each would count the other's messages as handled."""
         if self._in_use:
             raise InvalidRequest(
                 "this consumer is already polling (in another task, or in the call that invoked "
@@ -227,7 +227,7 @@ class Consumer(Generic[Value]):
         return found
 
     async def _calm(self) -> None:
-        """Let the thread come back that a cancelled call has left waiting.
+        """Wait for the thread that a cancelled call has left waiting.
 
         Not from inside a callback: the thread waits for that one.
         """

@@ -51,7 +51,7 @@ def _page(entries: Iterator[Entry]) -> list[Entry]:
 
 
 class KeyWatch(AsyncIterator[Entry]):
-    """Tells what the keys of a prefix become: `async for entry in changes`. See `pxrs.KeyWatch`.
+    """Reports changes of the keys of a prefix: `async for entry in changes`. See `pxrs.KeyWatch`.
 
     A step that is cancelled loses nothing. For one task at a time.
     """
@@ -84,7 +84,7 @@ class KeyWatch(AsyncIterator[Entry]):
         while not self._ready:
             if self._waiting is None:
                 self._waiting = self._threads.start(keys.wait)
-            # A cancelled step leaves the thread waiting: the next one has what it finds.
+            # A cancelled step leaves the thread waiting: the next one gets its result.
             try:
                 changes = await outcome(self._waiting)
             except asyncio.CancelledError:

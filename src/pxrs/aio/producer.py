@@ -76,7 +76,7 @@ class Producer(Generic[Value]):
         await outcome(self._threads.start(partial(self._blocking._end, reason)))
 
     async def _prepare(self, topic: str) -> None:
-        """Let others run, then wait for whatever the next message would have to wait for."""
+        """Let other tasks run, then do all waiting for the next message: topic and room."""
         await asyncio.sleep(0)
         while True:
             if not self._buffers.known(topic):
@@ -87,8 +87,8 @@ class Producer(Generic[Value]):
                 return
 
     async def _find(self, topic: str) -> Topic:
-        """See `pxrs.Producer`: a store that is away is waited for. Between two tries on the loop:
-        the threads for short calls are few."""
+        """Look a topic up as `pxrs.Producer` does; waits for a store that is away. Waits between
+        tries are on the loop: the threads for short calls are few."""
         patience = self._buffers.patience(topic)
         while True:
             try:
@@ -107,7 +107,7 @@ class Producer(Generic[Value]):
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A message that was handed over. `await sent` says where it was written."""
+    """A message that was handed over. `await sent` returns where it was written."""
 
     _sent: blocking_sent.Sent
 
@@ -119,8 +119,8 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     async def result(self, timeout: Any) -> Position:
         """Wait until the message is durable.
 
-        It is committed at once, together with all others that are there by then. Raises what
-        kept it from being appended, or `TimeoutError`; then it may still be appended later,
+        It is committed at once, together with all others that are there by then. Raises the error
+        that kept it from being appended, or `TimeoutError`; then it may still be appended later,
         and so it may after a cancellation.
         """
         if self._sent.done():
@@ -161,7 +161,7 @@ class SentMany(Sequence[Sent]):
 
     @signed_as(blocking_sent.SentMany.result)
     async def result(self, timeout: Any) -> list[Position]:
-        """Wait until all are durable; where each was written."""
+        """Wait until all are durable; returns where each was written."""
         with self._many._waited_for() as batches:
             await _settled(batches, timeout)
             return self._many.result()

@@ -11,7 +11,7 @@ from pxrs.stores.api import QueueStore, Watch
 
 
 class QueueWaiters:
-    """The watches of one connection, shared by all who wait for the same queue. Thread-safe."""
+    """The watches of one connection, shared by all tasks that wait for a queue. Thread-safe."""
 
     def __init__(self, queues: QueueStore) -> None:
         self._queues = queues
@@ -94,7 +94,7 @@ class QueueWaiter:
         self._notified = False
 
     async def wait(self, timeout: float | None) -> None:
-        """Wait until there may be something, or for so many seconds."""
+        """Wait until there may be an item, or for `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await called(self._on_notice)

@@ -104,7 +104,7 @@ class Follow(AsyncIterator[Message[Value]]):
         try:
             found = await outcome(self._taking)
         except asyncio.CancelledError:
-            # The thread comes back with what it has; the next step picks that up.
+            # The thread comes back with its messages; the next step picks them up.
             follower.interrupt()
             raise
         except BaseException:

@@ -2,7 +2,7 @@
 
 `run` calls a handler in a worker thread, which waits while it is awaited on the loop. A listener's
 worker thread takes an item and calls the handler; while that is awaited on the loop, the thread
-makes the calls of its transaction. So one thread takes, works and commits, as locks want it.
+makes the calls of its transaction. So one thread takes, works and commits, as locks require.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Running:
 
     @wrapping(blocking.Running.join)
     async def join(self, join: partial[bool]) -> bool:
-        """Wait until it has ended, for `timeout` seconds at most; whether it has.
+        """Wait until it has ended, for `timeout` seconds at most; returns whether it has.
 
-        Raises what made it end by itself. On the main thread's loop SIGTERM meanwhile does what
-        `Pxrs.stop` does. SIGINT is `asyncio.run`'s, which cancels what is awaited. Cancelling
-        this ends the waiting, not the work.
+        Raises the error that made it end by itself. On the main thread's loop SIGTERM meanwhile
+        does what `Pxrs.stop` does. SIGINT is left to `asyncio.run`, which cancels its main task.
+        Cancelling this ends the waiting, not the work.
         """
         with stop_on_signals_of_loop(self._stop_all):
             return await outcome(self._threads.start(partial(copy_context().run, join)))
@@ -114,7 +114,7 @@ class ItemsOnThisLoop:
             if not over.done():
                 raise RuntimeError("the event loop was closed before the handler had ended")
         except RuntimeError:
-            # Nobody is left who could handle anything.
+            # No loop is left that could run the handler.
             _close_unbegun(handling)
             self.stop()
             raise
@@ -134,13 +134,13 @@ class ItemsOnThisLoop:
             over.set_exception(error)
 
     def abandon(self) -> None:
-        """Cancel what is awaited: its items have failed, and come again as `retry` says."""
+        """Cancel running handlers: their items have failed, and come again by `retry`."""
         for task in list(self._handling):
             task.cancel()
 
 
 class ItemsOnOwnLoop(msgspec.Struct, frozen=True):
-    """The same in worker processes: every thread has a loop of its own there."""
+    """Calls a coroutine function in worker processes, where every thread has its own loop."""
 
     handler: ItemHandler
 
@@ -200,13 +200,13 @@ class MessagesOnThisLoop:
             self._in_flight.discard(awaiting)
 
     def _leave(self, *unawaited: Any) -> Abandoned:
-        """The loop was closed: nobody is left who could handle anything."""
+        """The error after the loop was closed: no loop is left that could run the handler."""
         _close_unbegun(*unawaited)
         self.stop()
         return Abandoned()
 
     def abandon(self) -> None:
-        """Cancel what is awaited now; its messages are neither handled nor failed."""
+        """Cancel running handlers; their messages are neither handled nor failed."""
         with self._lock:
             self._abandoned = True
             for awaiting in list(self._in_flight):
@@ -214,7 +214,7 @@ class MessagesOnThisLoop:
 
 
 def _is_done(awaiting: Future[Any]) -> bool:
-    """Wait for it, but not for ever: a loop that has ended never begins what it was given."""
+    """Wait for it, but not for ever: a loop that has ended never begins the work it was given."""
     try:
         awaiting.exception(LOOK)
     except TimeoutError:
@@ -223,7 +223,7 @@ def _is_done(awaiting: Future[Any]) -> bool:
 
 
 def _close_unbegun(*awaitables: Any) -> None:
-    """Close coroutines that nobody will await; one that has begun is its task's to close."""
+    """Close coroutines that will not be awaited; one that has begun is its task's to close."""
     for each in awaitables:
         if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
             each.close()
@@ -241,7 +241,7 @@ async def _unless_cancelled(found: Any) -> Any:
 
 
 class MessagesOnOwnLoop(msgspec.Struct, frozen=True):
-    """The same in worker processes: every thread has a loop of its own there."""
+    """Calls a handler in worker processes, where every thread has its own loop."""
 
     handler: MessageHandler
 
@@ -257,7 +257,7 @@ _loops = threading.local()
 
 
 def runner_of_this_thread() -> asyncio.Runner:
-    """Made at the first call, and kept."""
+    """The runner of the calling thread, made at its first call."""
     if not hasattr(_loops, "runner"):
         _loops.runner = asyncio.Runner()
     runner: asyncio.Runner = _loops.runner

@@ -1,4 +1,4 @@
-"""Threads for an event loop's blocking calls, and how the loop hears that they are done.
+"""Threads for an event loop's blocking calls, and how the loop is notified of their end.
 
 Methods that only make a blocking call are not written out: `describe = awaiting(Groups.describe)`.
 Those that do more have its parameters too, by `wrapping` or `signed_as`. Their object has the
@@ -34,7 +34,7 @@ class Threads:
     """The threads of one connection; the loop's own executor is left to the application.
 
     Calls that end by themselves share a few threads, which also bounds how many connections
-    to the store they open. Calls that wait for the world (a message, a flush) each have a
+    to the store they open. Calls that wait for events (a message, a flush) each have a
     thread for as long as they wait: in a pool, followers would take every place and a call that
     could wake them would queue behind them. These threads are daemons, made anew each time
     (30 µs more than a kept one), so there is nothing to size, to stop, or to hang at exit.
@@ -45,7 +45,7 @@ class Threads:
         self._closed = False
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Do `work`, which takes a moment. Cancelling leaves it unless it has not begun."""
+        """Do `work`, which takes a moment. Cancelling stops it only if it has not begun."""
         future = self.submit(work)
         try:
             return await outcome(future)
@@ -117,8 +117,8 @@ def own_thread() -> Calls:
 class Opening(Generic[T]):
     """About to be opened: `await` it and close it, or use it with `async with`.
 
-    `begin` has a thread open something, and says what is made of that for the loop. If nobody
-    waits for it any more when it is open, it is closed.
+    `begin` has a thread open an object, and returns the function that wraps it for the loop. If
+    the waiting task is gone when it is open, it is closed.
     """
 
     def __init__(self, begin: Callable[[], tuple[Future[Any], Callable[[Any], T]]]) -> None:
@@ -178,52 +178,64 @@ async def waited_out(future: Future[T], give_up: Callable[[], object] | None = N
 
 async def called(register: Callable[[Callable[[], None]], None]) -> None:
     """Wait until the callback that is handed to `register` is called, from any thread."""
-    loop = asyncio.get_running_loop()
-    waiter = loop.create_future()
-    alarm = _alarms.get(loop)
-    if alarm is None:
-        alarm = _alarms[loop] = _Alarm()
-    register(partial(alarm.ring, waiter))
+    waiter = asyncio.get_running_loop().create_future()
+    register(partial(alarm().ring, partial(_end_wait, waiter)))
     await waiter
 
 
-class _Alarm:
-    """Wakes many waiters of a loop by one call: one commit settles what hundreds wait for."""
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
-    def __init__(self) -> None:
-        self._called: deque[asyncio.Future[None]] = deque()
+
+class Alarm:
+    """Calls back on a loop, many by one call: one commit may settle hundreds of handles."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Weak: `_alarms` keeps this for as long as the loop is there.
+        self._loop = weakref.ref(loop)
+        self._rung: deque[Callable[[], None]] = deque()
         self._ringing = False
 
-    def ring(self, waiter: asyncio.Future[None]) -> None:
-        """Wake the waiter, from any thread."""
-        self._called.append(waiter)
+    def ring(self, callback: Callable[[], None]) -> None:
+        """Have the loop call it. From any thread."""
+        self._rung.append(callback)
         if not self._ringing:
             self._ringing = True
+            loop = self._loop()
             try:
-                waiter.get_loop().call_soon_threadsafe(self._wake)
+                if loop is not None:
+                    loop.call_soon_threadsafe(self._call)
             except RuntimeError:
-                # The loop was closed: nobody is left who waits.
-                self._called.clear()
+                # The loop was closed: no task waits any more.
+                self._rung.clear()
                 self._ringing = False
 
-    def _wake(self) -> None:
-        self._ringing = False  # first: who comes from here on rings again
-        while self._called:
-            waiter = self._called.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+    def _call(self) -> None:
+        self._ringing = False  # first: callbacks that come from here on ring again
+        while self._rung:
+            self._rung.popleft()()
 
 
-_alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = weakref.WeakKeyDictionary()
+def alarm() -> Alarm:
+    """The alarm of the running loop."""
+    loop = asyncio.get_running_loop()
+    found = _alarms.get(loop)
+    if found is None:
+        found = _alarms[loop] = Alarm(loop)
+    return found
+
+
+_alarms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Alarm] = weakref.WeakKeyDictionary()
 
 
 def fulfil(future: Future[T], work: Callable[[], T]) -> None:
-    """Do `work`, in this thread, and put into the future what comes of it."""
+    """Do `work`, in this thread, and put its result or error into the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+    except BaseException as error:  # noqa: BLE001 - the waiting task raises it
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -258,7 +270,7 @@ def passing(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
 def wrapping(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[[Callable[[Any, partial[T]], R]], Callable[Concatenate[Any, P], R]]:
-    """For one that does more with the blocking call than to await it, and has its parameters.
+    """Decorates a method that has the blocking one's parameters, and does more than to await it.
 
     It gets the call, with the arguments in it. Type checkers know by it which values the result
     has: that of `reader` is a `Reader` of what the serde is for, on both sides.
@@ -282,7 +294,7 @@ def wrapping(
 def signed_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """For one that has the blocking method's parameters, and makes another call, or several.
+    """Decorates a method that has the blocking one's parameters, and makes other calls.
 
     It has to name them, or to take `*args`; types and defaults are those of the blocking method.
     """
@@ -298,12 +310,12 @@ def signed_as(
 def signed_as_function(
     function: Callable[P, Any],
 ) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """The same for what is no method."""
+    """`signed_as` for a function."""
     return shown_as(function)
 
 
 def shown_as(method: Any) -> Callable[[F], F]:
-    """The same for `help` alone, where type checkers know the parameters otherwise."""
+    """`signed_as` for `help` alone, where type checkers know the parameters otherwise."""
 
     def sign(function: F) -> F:
         signed: Any = function

@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class Surroundings(NamedTuple):
-    """Makes a transaction's calls, and tells it of items.
+    """Makes a transaction's calls, and notifies it of items.
 
-    `submit` has a thread make a blocking call. `one_thread`: all calls are made by the same
-    one, as locks want it. And by nobody else: other threads may use the transaction then, and the
-    loop's own must not wait for them.
+    `submit` has a thread make a blocking call. `one_thread`: all calls are made by the same one,
+    as locks require. And by no other: then other threads may use the transaction, and the loop's
+    own must not wait for them.
     """
 
     submit: Callable[[Callable[[], Any]], Future[Any]]
@@ -43,10 +43,10 @@ class UnitOfWork(Generic[Value]):
 
     `async with px.transaction() as tx`, or `tx = await px.begin()`. Waiting for an item takes no
     thread. From its first `execute` on a transaction has a thread of its own, as locks belong to
-    threads; then await nothing slow, it holds up everybody who writes to the store.
+    threads; then await nothing slow: it holds up all others that write to the store.
 
-    Every call that is cancelled is over, one way or the other, when the cancelled task goes on. An
-    item that was taken for it meanwhile goes back; a commit may have been done.
+    Every call that is cancelled is over, done or not, when the cancelled task goes on. An item
+    that was taken for it meanwhile goes back; a commit may have been done.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class UnitOfWork(Generic[Value]):
     ) -> None:
         self._begin = begin
         self._around = around
-        # Its work, and what that took, once it has begun.
+        # The blocking unit of work, and its unseen items, once it has begun.
         self._begun: blocking.UnseenItems[Value] | None = None
         self._own: Calls | None = None
         self._calls = 0
@@ -94,7 +94,7 @@ class UnitOfWork(Generic[Value]):
         try:
             await self._call(waiter.open)
             while True:
-                # Cleared first, then looked: what comes in between is noticed.
+                # Cleared first, then a look: an item that comes in between is noticed.
                 waiter.clear()
                 items, due = await attempt()
                 left = None if deadline is None else deadline - loop.time()
@@ -133,7 +133,7 @@ class UnitOfWork(Generic[Value]):
     async def _note(self, put: Callable[[], T]) -> T:
         if self._calls or self._around.one_thread:
             return await self._call(put)
-        return put()  # only notes it: nobody else can have the transaction's lock
+        return put()  # only notes it: no other can have the transaction's lock
 
     extend = awaiting(blocking.UnitOfWork.extend)
 
@@ -182,7 +182,7 @@ class UnitOfWork(Generic[Value]):
     @wrapping(blocking.UnitOfWork.rollback)
     async def rollback(self, roll_back: partial[None]) -> None:
         """Give back everything taken and forget everything else. It succeeds in the end."""
-        # When the store was closed nothing is held any more.
+        # Once the store is closed nothing is held any more.
         with suppress(Closed):
             await self._end(roll_back)
 
@@ -202,7 +202,7 @@ class UnitOfWork(Generic[Value]):
                 raise
 
     async def _end(self, how: Callable[[], None]) -> None:
-        """Not to be given up before it has begun, either: it gives back what is held."""
+        """End it; cancellation does not stop that before it has begun: it gives items back."""
         try:
             await self._done(self._start(partial(self._running().end, how)))
         finally:
@@ -213,7 +213,7 @@ class UnitOfWork(Generic[Value]):
     # Calls
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Its result. A cancellation is passed on once the thread is done with it."""
+        """Make a call; returns its result. A cancellation is passed on once the thread is done."""
         future = self._start(work)
         return await self._done(future, future.cancel)
 
@@ -241,11 +241,11 @@ class UnitOfWork(Generic[Value]):
 class Transaction(UnitOfWork[str | bytes]):
     """`async with consumer.transaction() as tx`. See `pxrs.Transaction`.
 
-    Locks belong to threads, so one thread enters, works and leaves. Whatever is awaited in the
-    block holds up everybody who commits checkpoints, and from the first `execute` on everybody
-    who writes to the store: await nothing slow in it. A block that is left by a cancellation is
-    rolled back; one that is cancelled while it commits may be committed. Either way nothing is
-    locked any more when the cancelled task goes on.
+    Locks belong to threads, so one thread enters, works and leaves. Anything awaited in the block
+    holds up all others that commit checkpoints, and from the first `execute` on all others that
+    write to the store: await nothing slow in it. A block that is left by a cancellation is rolled
+    back; one that is cancelled while it commits may be committed. Either way nothing is locked any
+    more when the cancelled task goes on.
     """
 
     def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
@@ -301,7 +301,7 @@ class Transaction(UnitOfWork[str | bytes]):
             self._let_go()
 
     async def _end(self, how: Callable[[], None]) -> None:
-        """The thread stays: it has to leave the block, too."""
+        """End it; the thread stays: it has to leave the block, too."""
         await self._done(self._start(partial(self._unseen.end, how)))
 
     def _let_go(self) -> None:

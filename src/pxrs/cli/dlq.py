@@ -23,7 +23,7 @@ Kind = Literal["queue", "topic", "letters"]
 
 
 class Filter(TypedDict):
-    """Which dead letters a command is about, as `px.queues` and `px.topics` take it."""
+    """The dead letters that a command is about, as `px.queues` and `px.topics` take them."""
 
     ids: tuple[str, ...] | None
     key: str | None
@@ -89,7 +89,7 @@ def _refuse_filters(chosen: Filter, why: str) -> None:
 
 
 def of_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say what its NAME is; it gets them as `kind`."""
+    """Gives a command the options for the kind of its NAME; it gets them as `kind`."""
 
     for kind, what in (
         ("queue", "NAME is a queue."),

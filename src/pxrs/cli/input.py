@@ -28,7 +28,7 @@ class Input:
 
     @property
     def unit(self) -> str:
-        """The word errors use for one value: `line` where lines are read."""
+        """The word for one value in errors: `line` where lines are read."""
         return self._what if self._file is None and not self._reads_stdin else "line"
 
     @contextmanager

@@ -141,7 +141,7 @@ def _refuse_damage(error: DamagedBatch) -> None:
 
 
 def _report_skipped(as_json: bool, error: DamagedBatch) -> None:
-    """Says on stderr which batch is skipped."""
+    """Prints on stderr which batch is skipped."""
     first, last = error.offset, error.next_offset - 1
     if as_json:
         skipped = {"topic": error.topic, "partition": error.partition}

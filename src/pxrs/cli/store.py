@@ -1,4 +1,4 @@
-"""`pxrs store`: create a store's tables, and copy everything to another store."""
+"""`pxrs store`: create a store's tables, copy everything to another store, remove leftovers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pxrs.cli.show import console, count, human_size, print_json
 
 if TYPE_CHECKING:
     from pxrs.operations.copy import CopyReport, Count
+    from pxrs.operations.tidy import Leftovers
 
 _SHOWN = 20
 _TITLES = {
@@ -26,7 +27,7 @@ _TITLES = {
 @click.group()
 @shared
 def store(_: Settings) -> None:
-    """Migrate or copy a whole store."""
+    """Migrate, copy or tidy a whole store."""
 
 
 @store.command(short_help="Create the tables of the store, or bring them up to date.")
@@ -87,6 +88,51 @@ def copy(settings: Settings, source: str, target: str, force: bool) -> None:
         _show(report)
     if not report.complete:
         raise SystemExit(FAILED)
+
+
+@store.command(short_help="List what killed programs left in the store, or remove it.")
+@click.argument("place", metavar="URL", required=False)
+@click.option("--apply", "remove", is_flag=True, help="Remove it.")
+@shared
+def tidy(settings: Settings, place: str | None, remove: bool) -> None:
+    """List logs that no topic names, and topics that were not made to the end, at URL.
+
+    A program that is killed while it creates or deletes a topic leaves them where messages are
+    kept apart from the coordination (log=nats://…). Removing them is safe while others use the
+    store: who is creating a topic begins anew. What another store keeps there is left alone.
+    """
+    from pxrs.operations.tidy import find_leftovers, remove_leftovers
+    from pxrs.stores.open import open_stores, require_stores
+
+    url = place or settings.place
+    require_stores(url)
+    with closing(open_stores(url)) as stores:
+        found = find_leftovers(stores)
+        if remove:
+            found = remove_leftovers(stores, found)
+    if settings.json:
+        print_json({"removed" if remove else "found": _plain(found)})
+        return
+    for line in _lines(found):
+        click.echo(line)
+    if not found:
+        click.echo("nothing is left behind")
+    elif remove:
+        click.echo("removed")
+    else:
+        click.echo("nothing was removed; run it again with --apply")
+
+
+def _plain(found: Leftovers) -> dict[str, object]:
+    unmade = [{"name": each.topic.name, "id": each.topic.id} for each in found.unmade]
+    return {"logs": found.logs, "unmade": unmade}
+
+
+def _lines(found: Leftovers) -> Iterator[str]:
+    for log in found.logs:
+        yield f"log {log.id}, {count(log.messages, 'message')}: no topic names it"
+    for each in found.unmade:
+        yield f"topic {each.topic.name!r}, log {each.topic.id}: not made yet, or given up"
 
 
 @contextmanager

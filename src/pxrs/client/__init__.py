@@ -1,1 +1,1 @@
-"""The client of nodes: streams to them, who leads what, retries, and writes that happen once."""
+"""The client of nodes: streams to them, leaders of keys, retries, and writes that happen once."""

@@ -1,4 +1,4 @@
-"""`px.client`: what a program can know of the nodes it talks to, and calls to a certain one."""
+"""`px.client`: what a program can know of its nodes, and calls to one of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pxrs.clock import Clock
 from pxrs.errors import Closed, OutcomeUnknown, PxrsError, StoreUnavailable
 
 _LOG = logging.getLogger("pxrs.remote")
-# A node that is silent for so long is tried no longer, if another one can do it.
+# A call leaves a node that is silent this long, if another node can answer it.
 _SILENCE = 2.0
-# How often the view is asked for though nothing was told.
+# How often the view is read even if the watch has reported no change.
 _LOOK = 30.0
 
 
@@ -41,7 +41,7 @@ class Client:
         return self._topology.view
 
     def on_change(self, listener: Callable[[TopologyChange], object]) -> Callable[[], None]:
-        """Call `listener` with each change of the nodes; the function returned here ends that.
+        """Call `listener` with each change of the nodes; call the returned function to stop.
 
         It is called by a thread of the client's, so it should not take long.
         """
@@ -49,7 +49,7 @@ class Client:
         return self._topology.on_change(listener)
 
     def stats(self) -> ClientStats:
-        """What was counted since the client was opened."""
+        """The statistics since the client was opened."""
         link = self._link
         return ClientStats(
             self._router.stats,
@@ -60,27 +60,30 @@ class Client:
         )
 
     def collect(self) -> Iterator[Any]:
-        """The same for Prometheus: `prometheus_client.REGISTRY.register(px.client)`."""
+        """`stats` for Prometheus: `prometheus_client.REGISTRY.register(px.client)`."""
         return families(self.stats())
 
     # For keys
 
-    def _node_for(self, key: bytes) -> NodeAddress | None:
+    def _node_for(self, key: bytes, tries: Tries) -> NodeAddress | None:
         """The node that leads the key; None if any will do."""
-        self._follow()
+        self._follow(tries)
         return self._router.node_for(key)
 
     def _learn(self, key: bytes, leader: NodeAddress) -> None:
         self._router.learn(key, leader)
 
-    def _begin(self) -> Tries:
-        return self._link.retry.begin()
+    def _now(self) -> float:
+        return self._link.retry.clock.monotonic()
+
+    def _begin(self, ends: float | None = None) -> Tries:
+        return self._link.retry.begin(ends)
 
     def _ask(self, node: NodeAddress | None, name: str, values: list[Any], tries: Tries) -> Any:
-        """One attempt at a call to this node, or to any; raises what it is answered.
+        """One attempt at a call to this node, or to any; raises the error that it is answered.
 
-        Without an answer `OutcomeUnknown` is raised if it may have been done, `StoreUnavailable` if
-        it was not; the node is avoided for a while.
+        Without an answer it raises `OutcomeUnknown` if the call may have been executed, else
+        `StoreUnavailable`; the node is avoided for a while.
         """
         link = self._link
         link.origin.refuse_child()
@@ -95,7 +98,12 @@ class Client:
             stream = link.connected(tries)
         pending = Pending(link.pool.next_number(), method, method.encode(values))
         if link.answered(stream, pending, min(_SILENCE, tries.left)):
-            return method.decode_answer(pending.body)
+            try:
+                return method.decode_answer(pending.body)
+            except StoreUnavailable:
+                # Another node may reach the store.
+                self._router.avoid(node) if node is not None else link.leave(stream)
+                raise
         if node is not None:
             self._router.avoid(node)
         kind = OutcomeUnknown if pending.was_sent else StoreUnavailable
@@ -103,24 +111,36 @@ class Client:
 
     # The view
 
-    def _follow(self) -> None:
-        """Has the view, and from then on each change of it. One thread asks, others wait for it."""
+    def _follow(self, tries: Tries | None = None) -> None:
+        """Gets the view, and each change of it from then on. One thread asks, others wait for it.
+
+        Each of them only until its own deadline: the thread that asks may have a later one.
+        """
         if self._watch is not None:
             return
-        with self._following:
+        tries = tries or self._begin()
+        while not self._following.acquire(timeout=tries.left):
+            tries.again(StoreUnavailable("no node has told in time which nodes there are"))
+        try:
             if self._watch is None:
-                watch = self._link.watch("node.watch_view")
-                self._topology.update(self._link.call("node.view"))
+                watch = self._link.watch("node.watch_view", tries=tries)
+                try:
+                    self._topology.update(self._link.call_within(tries, "node.view"))
+                except BaseException:
+                    watch.close()
+                    raise
                 self._watch = watch
                 follower = threading.Thread(
                     target=self._follow_changes, args=(watch,), name="pxrs-topology", daemon=True
                 )
                 follower.start()
+        finally:
+            self._following.release()
 
     def _follow_changes(self, watch: Armed) -> None:
         while not self._closed.is_set():
             try:
-                # What came before the view was read is in it.
+                # Changes from before the view was read are in it.
                 watch.wait(_LOOK)
                 if not self._closed.is_set():
                     self._topology.update(self._link.call("node.view"))

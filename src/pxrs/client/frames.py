@@ -1,9 +1,9 @@
-"""What travels between a client and a node: frames of calls and answers, and errors.
+"""The frames between a client and a node: calls, answers and errors.
 
 A client and a node share one stream of frames. A frame holds what was waiting: calls, each with
 a number, the name of a method and its arguments; or answers, each with the call's number. Both are
-MessagePack. What each method takes and returns is a `Method`; whatever does not fit is refused
-before anything is done with it.
+MessagePack. What each method takes and returns is a `Method`; a value that does not fit is refused
+before it is used.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from pxrs import errors
-from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, StoreUnavailable, quoted
+from pxrs.errors import (
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    PxrsError,
+    StoreUnavailable,
+    quoted,
+)
 from pxrs.types import Limits, QueueLimits, TopicPartition, Version, Versioned
 
 # Where nodes take the WebSocket that carries the frames, one in each message.
 PATH = "/v1/stream"
-# The first frame of a stream says who calls; it is answered like a call with this number.
+# The first frame of a stream identifies the client; it is answered like a call with this number.
 HELLO = 0
 ANSWER, ERROR, WOKEN = 0, 1, 2
-# One call, and the body of an item.
+# The largest call, and the largest body of an item.
 MOST_CALL_BYTES = 8 * 2**20
 MOST_BODY_BYTES = 4 * 2**20
-# A node has to keep what has come of a frame, from everybody who is connected: frames are small.
-# A call that is larger than a piece goes in several frames, all but the last without a name.
+# A node has to keep the part of a frame that has come, for every client: so frames are small. A
+# call that is larger than a piece goes in several frames, all but the last without a name.
 PIECE = ""
 MOST_PIECE_BYTES = 2**20
 MOST_FRAME_BYTES = MOST_PIECE_BYTES + 2**18
@@ -39,12 +46,13 @@ MOST_ENTRIES = 20_000
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a node tells a client that has come."""
+    """A node's answer to the first frame of a client."""
 
     node: str
     limits: Limits
     queue_limits: QueueLimits | None
-    # What is there beyond the seams: "now", "atomic", "log", "queues", "restore".
+    # What the store can do beyond the seams: "now", "atomic", "restore"; "lends": sessions
+    # outlive the node that opened them.
     abilities: frozenset[str]
 
 
@@ -62,8 +70,8 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 class Method(NamedTuple):
     """One method of a seam on the wire.
 
-    `repeatable`: a call whose answer was lost may be made again. `pack` turns arguments into what
-    is sent, `unpack` turns that back; `pack_answer` and `unpack_answer` likewise.
+    `repeatable`: a call whose answer was lost may be made again. `pack` turns arguments into the
+    values that are sent, `unpack` turns these back; `pack_answer` and `unpack_answer` likewise.
     """
 
     name: str
@@ -100,11 +108,11 @@ class Method(NamedTuple):
             except OverflowError:
                 sent = raw(_clamped(packed))
         except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequest(f"{self.name} can't send this: {error}") from None
+            raise InvalidRequest(f"the arguments of {self.name} can't be sent: {error}") from None
         if len(memoryview(sent)) > MOST_CALL_BYTES:
             raise InvalidRequest(
-                f"{self.name} has {len(memoryview(sent))} bytes; a pxrs:// store takes "
-                f"{MOST_CALL_BYTES} at a time"
+                f"a call of {self.name} must have at most {MOST_CALL_BYTES} bytes, "
+                f"got {len(memoryview(sent))}"
             )
         return sent
 
@@ -146,7 +154,7 @@ def raw(value: Any) -> msgspec.Raw:
 
 
 def _clamped(value: Any) -> Any:
-    """The same with numbers that fit into 64 bits: an id or a count beyond that is none."""
+    """The value with numbers cut to 64 bits: no id and no count is beyond that."""
     if isinstance(value, bool | str | bytes | bytearray | float) or value is None:
         return value
     if isinstance(value, int):
@@ -207,7 +215,7 @@ def decode_answers(frame: bytes) -> list[tuple[int, int, msgspec.Raw]]:
     try:
         return _ANSWERS.decode(frame)
     except _UNREADABLE as error:
-        raise StoreUnavailable(f"the node sent what can't be read: {error}") from None
+        raise StoreUnavailable(f"the node's answer can't be read: {error}") from None
 
 
 # Errors
@@ -225,17 +233,20 @@ _ATTRIBUTES: dict[tuple[str, str], Any] = {
     ("Fenced", "parts"): frozenset[TopicPartition],
     ("Displaced", "parts"): frozenset[TopicPartition],
     ("GroupNotEmpty", "members"): tuple[str, ...],
+    ("NotLeader", "key"): bytes,
+    ("NotLeader", "node"): str,
+    ("NotLeader", "address"): str,
 }
 
 
 def pack_error(error: PxrsError) -> WireError:
-    """The error as it is sent."""
+    """The error as it goes over the wire."""
     attributes = msgspec.to_builtins(error.context, builtin_types=(bytes,), str_keys=True)
     return WireError(type(error).__name__, str(error), attributes)
 
 
 def unpack_error(sent: WireError) -> PxrsError:
-    """The error as it was; one that this version does not know is an `OutcomeUnknown`."""
+    """The error that was packed; one that this version does not know is an `OutcomeUnknown`."""
     kind = _CLASSES.get(sent.name)
     if kind is None:
         return OutcomeUnknown(f"the node failed with {quoted(sent.name)}: {sent.text}")
@@ -245,7 +256,12 @@ def unpack_error(sent: WireError) -> PxrsError:
         try:
             vars(error)[name] = msgspec.convert(value, wanted)
         except _UNREADABLE:
-            return OutcomeUnknown(f"the node failed with an odd {sent.name}: {sent.text}")
+            return OutcomeUnknown(
+                f"the node failed with a {sent.name} that can't be read: {sent.text}"
+            )
+    if isinstance(error, NotLeader) and not {"key", "node", "address"} <= sent.attributes.keys():
+        # The client itself goes to that node.
+        return OutcomeUnknown(f"the node failed with a {sent.name} that names no node: {sent.text}")
     return error
 
 
@@ -258,7 +274,7 @@ def decode_error(sent: msgspec.Raw) -> PxrsError:
     try:
         return unpack_error(_ERROR.decode(sent))
     except _UNREADABLE as error:
-        return OutcomeUnknown(f"the node failed with what can't be read: {error}")
+        return OutcomeUnknown(f"the node failed with an error that can't be read: {error}")
 
 
 _HELLO = msgspec.msgpack.Decoder(Hello)
@@ -269,8 +285,8 @@ def encode_hello(hello: Hello) -> msgspec.Raw:
 
 
 def decode_hello(sent: msgspec.Raw) -> Hello:
-    """What a node tells; raises `StoreUnavailable` if it speaks otherwise."""
+    """The node's answer to the first frame; raises `StoreUnavailable` if it can't be read."""
     try:
         return _HELLO.decode(sent)
     except _UNREADABLE as error:
-        raise StoreUnavailable(f"the node speaks another version: {error}") from None
+        raise StoreUnavailable(f"the node speaks another version of pxrs://: {error}") from None

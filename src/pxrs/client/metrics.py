@@ -1,4 +1,4 @@
-"""What a client counts, for Prometheus."""
+"""The statistics of a client, for Prometheus."""
 
 from __future__ import annotations
 

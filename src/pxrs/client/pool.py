@@ -14,7 +14,7 @@ from pxrs.clock import Clock
 from pxrs.config import RemoteSettings
 from pxrs.errors import Closed, ConfigError, StoreUnavailable
 
-# A node that does not greet within this is not there.
+# A node that does not greet within these seconds counts as gone.
 _GREETING = 3.0
 
 
@@ -36,6 +36,8 @@ class Pool:
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._opening: dict[str, threading.Lock] = {}
+        # Those that another one has replaced, until the calls on them have their answers.
+        self._ending: list[Stream] = []
         self._opened = self._broken = 0
         self._closed = False
         # Why the last node that was tried can't be reached.
@@ -46,25 +48,29 @@ class Pool:
         return next(self._numbers)
 
     def at(self, address: str, ends: float) -> Stream | None:
-        """The stream to the node at this address; None if there is none that answers.
+        """The stream to the node at this address; None if no node answers there.
 
         Raises `ConfigError` if the node refuses this client.
         """
         stream = self._streams.get(address)
-        if stream is not None and not stream.is_broken:
+        if stream is not None and stream.is_usable:
             return stream
         with self._lock:
             opening = self._opening.setdefault(address, threading.Lock())
-        with opening:
+        if not opening.acquire(timeout=max(0.0, ends - self._clock.monotonic())):
+            return None
+        try:
             stream = self._streams.get(address)
-            if stream is None or stream.is_broken:
+            if stream is None or not stream.is_usable:
                 stream = self._open(address, ends)
             return stream
+        finally:
+            opening.release()
 
     def to_node(self, node: str, address: str, ends: float) -> Stream | None:
         """The stream to the node of this name, by whichever address it was opened."""
         for stream in list(self._streams.values()):
-            if stream.hello.node == node and not stream.is_broken:
+            if stream.hello.node == node and stream.is_usable:
                 return stream
         return self.at(address, ends)
 
@@ -72,7 +78,7 @@ class Pool:
         """End all streams. In a child process of a fork they belong to the parent."""
         with self._lock:
             self._closed = True
-            streams, self._streams = list(self._streams.values()), {}
+            streams, self._streams = [*self._streams.values(), *self._ending], {}
         if not in_child:
             for stream in streams:
                 stream.close()
@@ -98,7 +104,7 @@ class Pool:
             greeting = Pending(frames.HELLO, self._greeting, frames.NOTHING)
             if not stream.answered(greeting, self._left(ends)):
                 stream.close()
-                self.trouble = f"{address} did not answer"
+                self.trouble = f"{address}: {stream.trouble or 'did not answer'}"
                 if stream.refusal:
                     raise ConfigError(f"the node at {address} refuses: {stream.refusal}")
                 return None
@@ -111,10 +117,14 @@ class Pool:
                 stream.close()
                 raise Closed("the store was closed")
             old, self._streams[address] = self._streams.get(address), stream
+            self._ending = [each for each in self._ending if not each.is_broken]
+            if old is not None and old.is_left:
+                self._ending.append(old)
             self._opened += 1
         if old is not None:
             self._broken += 1
-            old.close()
+            if not old.is_left:
+                old.close()
         return stream
 
     def _left(self, ends: float) -> float:

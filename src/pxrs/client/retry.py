@@ -21,9 +21,9 @@ class RetryPolicy:
         self._lock = threading.Lock()
         self._retries = self._exhausted = 0
 
-    def begin(self) -> Tries:
-        """For one call."""
-        return Tries(self)
+    def begin(self, ends: float | None = None) -> Tries:
+        """Begins one call; it has until `ends`, by the policy's clock, or for the whole timeout."""
+        return Tries(self, self.clock.monotonic() + self.timeout if ends is None else ends)
 
     def count(self, *, exhausted: bool = False) -> None:
         """Note another attempt, or that one call is given up."""
@@ -33,17 +33,19 @@ class RetryPolicy:
 
     @property
     def stats(self) -> RetryStats:
-        """So far."""
+        """The counts so far."""
         return RetryStats(self._retries, self._exhausted)
 
 
 class Tries:
     """The attempts of one call."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, ends: float) -> None:
         self._policy = policy
         self._clock = policy.clock
-        self.ends = self._clock.monotonic() + policy.timeout
+        self.ends = ends
+        # Whether it was the deadline that left no attempt.
+        self.is_late = False
         self._failures = 0
 
     @property
@@ -52,7 +54,7 @@ class Tries:
         return max(0.0, self.ends - self._clock.monotonic())
 
     def again(self, error: PxrsError, *, at_once: bool = False) -> None:
-        """Waits before another attempt; raises `RetryExhausted` if there is to be none.
+        """Waits before another attempt; raises `RetryExhausted` if no attempt is left.
 
         `at_once`: something has changed, so another attempt need not wait.
         """
@@ -60,7 +62,8 @@ class Tries:
             raise error
         self._failures += 1
         delay = self._policy.backoff.delay(self._failures, CHANCE)
-        if delay is None or self.left <= (0 if at_once else delay):
+        self.is_late = self.left <= (0 if at_once else delay or 0)
+        if delay is None or self.is_late:
             self._policy.count(exhausted=True)
             raise RetryExhausted(self._failures, error) from error
         self._policy.count()

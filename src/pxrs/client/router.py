@@ -24,7 +24,7 @@ class Router:
         self._to_leader = self._elsewhere = self._hints = 0
 
     def node_for(self, key: bytes) -> NodeAddress | None:
-        """The node that leads the key; None if any other will do as well."""
+        """The node that leads the key; None if any node will do."""
         leader = self._topology.leader_of(slot_of_shard(shard_of(key)))
         found = leader is not None and not self._is_avoided(leader.name)
         with self._lock:
@@ -33,13 +33,13 @@ class Router:
         return leader if found else None
 
     def learn(self, key: bytes, leader: NodeAddress) -> None:
-        """A node has said that another one leads this key."""
+        """Note that a node has named another one as the leader of this key."""
         with self._lock:
             self._hints += 1
         self._topology.learn(slot_of_shard(shard_of(key)), leader)
 
     def avoid(self, node: NodeAddress) -> None:
-        """The node does not answer."""
+        """Note that the node does not answer."""
         with self._lock:
             self._avoided[node.name] = self._clock.monotonic() + _AVOIDED
 
@@ -49,6 +49,6 @@ class Router:
 
     @property
     def stats(self) -> RouterStats:
-        """So far."""
+        """The counts so far."""
         nodes = len(self._topology.view.nodes)
         return RouterStats(nodes, SHARDS, self._to_leader, self._elsewhere, self._hints)

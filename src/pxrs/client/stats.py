@@ -1,4 +1,4 @@
-"""What a client counts, as `px.client.stats()` shows it."""
+"""The statistics of a client, as `px.client.stats()` returns them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PoolStats(NamedTuple):
 class RouterStats(NamedTuple):
     """How many nodes and shards are known, and how requests for keys went.
 
-    `to_leader`: sent to the node that leads the key. `elsewhere`: to another, as that one is not
-    known or does not answer. `hints`: a node said who leads it now.
+    `to_leader`: sent to the node that leads the key. `elsewhere`: to another node, as the leader
+    is not known or does not answer. `hints`: a node named the leader.
     """
 
     nodes: int
@@ -85,7 +85,7 @@ class Latencies:
 
     @property
     def stats(self) -> dict[str, LatencyStats]:
-        """By method."""
+        """The latencies by method."""
         with self._lock:
             return {
                 method: LatencyStats(

@@ -1,6 +1,6 @@
 """One stream to one node: the calls of all threads, and their answers.
 
-A thread that makes a call sends it itself. What others want to send meanwhile goes with the next
+A thread that makes a call sends it itself. Calls that other threads make meanwhile go with the next
 frame.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pxrs.client import frames
@@ -18,31 +20,35 @@ _LOG = logging.getLogger("pxrs.remote")
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
-    """The node will not talk to this client, however often it tries."""
+    """The node refuses this client; to try again is no use."""
 
 
 class Connection(Protocol):
-    """Carries frames. Raises `OSError` from whatever fails, `Refused` if the node says so."""
+    """Carries frames. Raises `OSError` for any failure, `Refused` if the node refuses."""
 
     def send(self, frame: bytes) -> None:
         """Send one frame. One thread at a time."""
         ...
 
     def receive(self) -> list[bytes]:
-        """Wait for frames; none if the node has closed it. One thread."""
+        """Wait for frames; none if the node has closed the connection. One thread."""
         ...
 
     def close(self) -> None:
-        """End it. Who waits in `receive` or `send` gets an error, or nothing."""
+        """End it. Threads in `receive` or `send` get an error, or nothing."""
         ...
 
     def release(self) -> None:
-        """Give back what it has, once nobody uses it."""
+        """Free its socket, once no thread uses it."""
         ...
 
 
 class Pending:
-    """A call until its answer comes. `was_sent`: it may have reached the node."""
+    """A call until its answer comes.
+
+    `was_sent`: it may have reached the node. Once nobody waits for it that does not change any
+    more: a call that was not sent by then never is, so it can be made again.
+    """
 
     def __init__(self, number: int, method: Method, arguments: Any) -> None:
         self.number = number
@@ -51,6 +57,11 @@ class Pending:
         self.size = len(memoryview(arguments))
         self.was_sent = False
         self.is_lost = False
+        # Whether there is an answer, or there will be none.
+        self.is_over = False
+        # Whether a thread waits for the answer, and whether it is to send what waits to be sent.
+        self.is_awaited = False
+        self.has_turn = False
         self._kind = -1
         self._body: Any = None
         self._done = threading.Lock()
@@ -58,19 +69,24 @@ class Pending:
 
     def settle(self, kind: int, body: Any) -> None:
         self._kind, self._body = kind, body
-        self._done.release()
+        self.is_over = True
+        self.wake()
 
     def lose(self) -> None:
-        self.is_lost = True
-        self._done.release()
+        self.is_lost = self.is_over = True
+        self.wake()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it is woken already, and sees everything that was set before
+            self._done.release()
 
     def wait(self, timeout: float) -> bool:
-        """Whether there is an answer, or there will be none."""
+        """Wait until it is over or has the turn to send; returns whether it was woken."""
         return self._done.acquire(timeout=max(0.0, timeout))
 
     @property
     def body(self) -> Any:
-        """What the node answered; raises the error that it told."""
+        """The node's answer; raises the error if it answered with one."""
         if self._kind == frames.ERROR:
             raise frames.decode_error(self._body)
         return self._body
@@ -86,7 +102,7 @@ class Stream:
         self, connection: Connection, woken: Callable[[int | None], None], name: str
     ) -> None:
         self.name = name
-        # What the node has told of itself; set once it has.
+        # The node's answer to the first frame; set once it came.
         self.hello: Hello
         self._connection = connection
         self._woken = woken
@@ -95,24 +111,41 @@ class Stream:
         self._outgoing: list[Pending] = []
         self._sending = threading.Lock()
         self.is_broken = False
-        # Why the node does not talk to us, if it said so.
+        # It takes no new calls, and ends when all others have their answers.
+        self.is_left = False
+        # Why the node refuses this client, if it gave a reason.
         self.refusal = ""
+        # Why the stream broke, as far as it is known.
+        self.trouble = ""
         self._reader = threading.Thread(target=self._read, name="pxrs-remote", daemon=True)
         self._reader.start()
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether new calls may be made."""
+        return not self.is_broken and not self.is_left
+
     def send(self, pending: Pending) -> None:
-        """Have a call sent; it is lost at once if the stream is broken."""
+        """Send a call, here or in another thread; it is lost at once if the stream is broken."""
         with self._lock:
             if self.is_broken:
                 pending.lose()
                 return
             self._pending[pending.number] = pending
             self._outgoing.append(pending)
-        # Who sends now looks again when it is done, so nothing is left behind.
+        self._send_all(pending)
+
+    def _send_all(self, mine: Pending) -> None:
+        """Sends what waits to be sent, unless another thread does.
+
+        No call is left behind: a thread that has sent looks again. It goes on until its own call
+        has its answer; then one that waits has the turn, and its thread does the same. A thread
+        that has the turn and gives up first passes it on, see `forget`.
+        """
         while self._outgoing and self._sending.acquire(blocking=False):
             try:
                 self._send_waiting()
-            except Exception as error:  # noqa: BLE001 - whatever breaks it, it is broken
+            except Exception as error:  # noqa: BLE001 - after any error, it is broken
                 _LOG.debug("the stream to %s broke: %s", self.name, error)
                 self._break()
             except BaseException:
@@ -121,34 +154,74 @@ class Stream:
                 raise
             finally:
                 self._sending.release()
+            if mine.is_over and self._pass_on():
+                return
+
+    def _pass_on(self) -> bool:
+        """Gives the turn to a thread that waits; returns false if none has a call to be sent."""
+        with self._lock:
+            for pending in self._outgoing:
+                if pending.is_awaited:
+                    pending.has_turn = True
+                    pending.wake()
+                    return True
+        return False
 
     def _send_waiting(self) -> None:
         with self._lock:
             waiting, self._outgoing = self._outgoing, []
-        for pending in waiting:
-            pending.was_sent = True
+            # Under the lock, as in `forget`: a call is either marked here or never sent.
+            for pending in waiting:
+                pending.was_sent = True
         calls = [(it.number, it.method.name, it.arguments) for it in waiting]
         for frame in frames.encode_calls(calls):
             self._connection.send(frame)
 
     def answered(self, pending: Pending, timeout: float) -> bool:
-        """Sends a call and waits; whether the node has answered it."""
+        """Sends a call and waits; returns whether the node has answered it."""
         answered = False
+        ends = time.monotonic() + timeout
+        pending.is_awaited = True
         try:
             self.send(pending)
-            answered = pending.wait(timeout) and not pending.is_lost
+            while not pending.is_over and pending.wait(ends - time.monotonic()):
+                if pending.has_turn:
+                    pending.has_turn = False
+                    self._send_all(pending)
+            answered = pending.is_over and not pending.is_lost
         finally:
-            if not answered:
+            if not answered or pending.has_turn:
                 self.forget(pending)
         return answered
 
     def forget(self, pending: Pending) -> None:
-        """Nobody waits for its answer any more."""
+        """Drop a call whose answer is not wanted any more; if it was not sent, it never is."""
         with self._lock:
             self._pending.pop(pending.number, None)
+            if not pending.was_sent and pending in self._outgoing:
+                self._outgoing.remove(pending)
+            had_turn, pending.has_turn = pending.has_turn, False
+            is_over = self._is_over
+        if had_turn:
+            self._pass_on()
+        if is_over:
+            self._break()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it was left and no thread waits for an answer any more."""
+        return self.is_left and not any(it.is_awaited for it in self._pending.values())
+
+    def leave(self) -> None:
+        """End the stream as soon as the calls that are under way have their answers."""
+        with self._lock:
+            self.is_left = True
+            is_over = self._is_over
+        if is_over:
+            self._break()
 
     def close(self) -> None:
-        """End the stream; what has no answer yet is lost."""
+        """End the stream; calls without an answer are lost."""
         self._break()
 
     def _read(self) -> None:
@@ -159,11 +232,12 @@ class Stream:
                         self._take_answer(number, kind, body)
         except Refused as refused:
             self.refusal = str(refused)
-        except Exception as error:  # noqa: BLE001 - whatever ends it, it is over
+        except Exception as error:  # noqa: BLE001 - after any error, it is over
+            self.trouble = str(error)
             _LOG.debug("the stream to %s broke: %s", self.name, error)
         finally:
             self._break()
-            # Not while a thread sends: the number of the socket may be another's then.
+            # Not while a thread sends: the socket's number could be reused under it.
             with self._sending:
                 self._connection.release()
 
@@ -173,14 +247,17 @@ class Stream:
             return
         with self._lock:
             pending = self._pending.pop(number, None)
+            is_over = self._is_over
         if pending is not None:
             pending.settle(kind, body)
+        if is_over:
+            self._break()
 
     def _break(self) -> None:
         with self._lock:
             is_news, self.is_broken = not self.is_broken, True
             lost, self._pending, self._outgoing = self._pending, {}, []
-        # Who waits in it is let go, and who reads it ends it.
+        # Wakes threads that wait in it; its reader then ends it.
         self._connection.close()
         for pending in lost.values():
             pending.lose()

@@ -1,4 +1,4 @@
-"""Which nodes there are and which one leads what, as a client knows it."""
+"""The nodes and which one leads each slot, as a client knows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NodesView(msgspec.Struct, frozen=True):
 
 
 class TopologyChange(NamedTuple):
-    """What has changed. `leaders`: slots that another node leads, with its name, if any does."""
+    """A change of the view. `leaders`: slots with a new leader, and its name; None without one."""
 
     epoch: int
     added: tuple[NodeAddress, ...]
@@ -39,7 +39,7 @@ class TopologyChange(NamedTuple):
 
 
 class Topology:
-    """The latest view, and what was learned since. Thread-safe."""
+    """The latest view, and the leaders that nodes have named since. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,12 +59,12 @@ class Topology:
         return None if name is None else self._nodes.get(name)
 
     def learn(self, slot: int, leader: NodeAddress) -> None:
-        """Take note of a leader that a node has named; until the next view."""
+        """Note a leader that a node has named; it counts until the next view."""
         with self._lock:
             self._hints[slot] = leader
 
     def update(self, view: NodesView) -> None:
-        """Take a view, unless a later one is known, and tell the listeners."""
+        """Take a view, unless a later one is known, and call the listeners."""
         with self._lock:
             before = self.view
             if view.epoch <= before.epoch:
@@ -78,11 +78,11 @@ class Topology:
         for listener in listeners:
             try:
                 listener(change)
-            except Exception:  # noqa: BLE001 - of the program, not of ours
+            except Exception:  # noqa: BLE001 - the program's error, not ours
                 _LOG.exception("a listener for changes of the nodes failed")
 
     def on_change(self, listener: Callable[[TopologyChange], object]) -> Callable[[], None]:
-        """Call the listener with each change; the function that is returned ends that."""
+        """Call the listener with each change; call the returned function to stop."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def stats(self) -> TopologyStats:
-        """Of the view, and so far."""
+        """The view's numbers, and the changes so far."""
         known = sum(name is not None for name in self.view.slots)
         return TopologyStats(self.view.epoch, known, self._changes)
 

@@ -1,7 +1,7 @@
 """One WebSocket to a node, for threads that block.
 
 The protocol is that of `websockets`, which does no IO; this is the socket below it, and TLS. One
-thread receives. Any may send, one at a time: the caller sees to that.
+thread receives. Any thread may send, but the caller must let only one do so at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import socket
 import ssl
 import struct
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -31,10 +33,10 @@ _CHUNK = 2**16
 # Its debugging lines would show the token.
 _LOG = logging.getLogger("pxrs.remote.websocket")
 _LOG.setLevel(logging.CRITICAL)
-# A node that is there says something every second. So long without a word, or without taking what
-# is sent to it, and it is frozen or cut off: it is left before the sessions end that it holds.
+# A node that is there sends something every second. A node that sends nothing, or takes nothing,
+# for this long is frozen or cut off: the client leaves it before the sessions end that it holds.
 SILENCE = 4.0
-# What a close means that no other attempt would mend.
+# The close code of a refusal, after which to try again is no use.
 _POLICY = 1008
 _FINAL = (401, 403, 404)
 
@@ -45,12 +47,13 @@ def connect(settings: RemoteSettings, address: str, timeout: float) -> WebSocket
         return WebSocket(address, settings.token, settings.tls, timeout)
     except Refused as refused:
         raise ConfigError(f"the node at {address} refuses: {refused}") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # The address may be what another node told.
         raise StoreUnavailable(f"{address}: {error}") from None
 
 
 class WebSocket:
-    """See `stream.Connection`. Open when it was made."""
+    """See `stream.Connection`. Open when it was made, which takes `timeout` seconds at most."""
 
     def __init__(
         self, address: str, token: str | None, tls: TlsFiles | None, timeout: float
@@ -63,11 +66,14 @@ class WebSocket:
             max_size=frames.MOST_ANSWER_BYTES + 2**10,
             logger=_LOG,
         )
+        # One deadline for all of it: a node may send byte by byte, each in time.
+        self._ends: float | None = time.monotonic() + timeout
         self._socket = socket.create_connection((host, port), timeout)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._tls = None if tls is None else _secured(self._socket, tls, host)
+            self._tls = None if tls is None else _secured(self._socket, tls, host, self._hurry)
             self._shake_hands(token)
+            self._ends = None
             # Not `settimeout`: that would ask the kernel twice for everything.
             self._socket.settimeout(None)
             bound = struct.pack("ll", int(SILENCE), 0)
@@ -76,6 +82,14 @@ class WebSocket:
         except BaseException:
             self._socket.close()
             raise
+
+    def _hurry(self) -> None:
+        """Until it is open, nothing waits beyond the deadline."""
+        if self._ends is not None:
+            left = self._ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the node took too long to open a stream")
+            self._socket.settimeout(left)
 
     def _shake_hands(self, token: str | None) -> None:
         request = self._protocol.connect()
@@ -92,8 +106,8 @@ class WebSocket:
         if isinstance(error, InvalidStatus) and error.response.status_code in _FINAL:
             raise Refused(_told(error.response))
         if error is not None:
-            raise ConnectionError(f"the node did not open a stream: {error}")
-        # What came with the answer is kept for the first `receive`.
+            raise ConnectionError(f"the node opened no stream: {error}")
+        # Frames that came with the answer are kept for the first `receive`.
         self._came = [it for it in self._protocol.events_received() if isinstance(it, Frame)]
 
     def send(self, frame: bytes) -> None:
@@ -117,25 +131,32 @@ class WebSocket:
             if not data:
                 return []
             with self._lock:
-                # What it wants to answer, to a ping, goes out with what is sent next.
+                # Answers to pings go out with the next frame that is sent.
                 self._protocol.receive_data(data)
                 came = [it for it in self._protocol.events_received() if isinstance(it, Frame)]
                 if self._protocol.close_sent is not None and not came:
-                    raise ConnectionError(f"the node sent nonsense: {self._protocol.close_sent}")
+                    raise ConnectionError(
+                        f"the node broke the protocol: {self._protocol.close_sent}"
+                    )
 
     def _raise_refusal(self) -> None:
         closed = self._protocol.close_rcvd
         if closed is not None and closed.code == _POLICY:
             raise Refused(closed.reason)
+        if closed is not None and closed.reason:
+            raise ConnectionError(closed.reason)
 
     def _taken(self) -> bytes:
         return b"".join(self._protocol.data_to_send())
 
     def _receive(self) -> bytes:
         try:
-            return self._socket.recv(_CHUNK) if self._tls is None else self._tls.receive()
+            if self._tls is not None:
+                return self._tls.receive()
+            self._hurry()
+            return self._socket.recv(_CHUNK)
         except BlockingIOError:
-            raise TimeoutError(f"the node said nothing for {SILENCE:g} s") from None
+            raise TimeoutError(f"the node sent nothing for {SILENCE:g} s") from None
 
     def _send_all(self, data: bytes) -> None:
         try:
@@ -144,7 +165,7 @@ class WebSocket:
             else:
                 self._tls.send(data)
         except BlockingIOError:
-            raise TimeoutError(f"the node took nothing for {SILENCE:g} s") from None
+            raise TimeoutError(f"the node accepted no data for {SILENCE:g} s") from None
 
     def close(self) -> None:
         with suppress(OSError):
@@ -157,8 +178,15 @@ class WebSocket:
 class _Tls:
     """TLS on a socket that one thread reads while another writes, which OpenSSL leaves to us."""
 
-    def __init__(self, raw: socket.socket, context: ssl.SSLContext, host: str) -> None:
+    def __init__(
+        self,
+        raw: socket.socket,
+        context: ssl.SSLContext,
+        host: str,
+        hurry: Callable[[], None],
+    ) -> None:
         self._socket = raw
+        self._hurry = hurry
         self._lock = threading.Lock()
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
@@ -167,6 +195,7 @@ class _Tls:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 raw.sendall(self._out.read())
+                self._hurry()
                 self._feed(raw.recv(_CHUNK))
             else:
                 raw.sendall(self._out.read())
@@ -179,6 +208,7 @@ class _Tls:
                     return self._tls.read(_CHUNK)
                 except ssl.SSLZeroReturnError:
                     return b""
+            self._hurry()
             self._feed(self._socket.recv(_CHUNK))
 
     def send(self, data: bytes) -> None:
@@ -194,18 +224,18 @@ class _Tls:
             self._in.write(data)
 
 
-def _secured(raw: socket.socket, tls: TlsFiles, host: str) -> _Tls:
+def _secured(raw: socket.socket, tls: TlsFiles, host: str, hurry: Callable[[], None]) -> _Tls:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
             context.load_cert_chain(tls.cert, tls.key)
     except OSError as error:
         raise ConfigError(f"a file of pxrs:// can't be read: {error}") from None
-    return _Tls(raw, context, host)
+    return _Tls(raw, context, host, hurry)
 
 
 def _told(response: Response) -> str:
-    """What a node says in its answer, as far as that can be read."""
+    """The detail of a node's refusal, or its HTTP status if that can't be read."""
     with suppress(ValueError, TypeError, AttributeError):
         detail = json.loads(response.body or b"").get("detail")
         if isinstance(detail, str) and detail:

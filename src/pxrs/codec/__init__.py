@@ -1,5 +1,5 @@
 """The record batch format: Kafka's RecordBatch v2.
 
-Messages come in, bytes that any Kafka tool reads go out, and the other way round. Stores and all
-rooms above may import it.
+It turns messages into bytes that any Kafka tool reads, and back; serdes turn bytes into keys and
+values. Stores and all rooms above may import it.
 """

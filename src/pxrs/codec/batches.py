@@ -1,7 +1,7 @@
 """Kafka's RecordBatch v2 on `aiokafka.record`'s compiled codec.
 
-The codec is loaded at first use (it costs 0.1 s to import) and is known only here. Batches
-made here are read by any Kafka tool, and the other way round.
+The codec is loaded at first use (it costs 0.1 s to import), and no other module imports it. Any
+Kafka tool reads batches that were made here, and the other way round.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 RECORD_OVERHEAD = 36
 HEADER_SIZE = 61
 MAX_TIMESTAMP = 2**63 - 1
-# What any compressed batch may decompress to, so that a few stored bytes can't take all memory. A
-# producer's settings keep its batches below this.
+# The most bytes to which a compressed batch may decompress, so that a few stored bytes can't take
+# all memory. A producer's settings keep its batches below this.
 MOST_UNPACKED = 65 * 2**20
 MOST_PACKED_MESSAGES = 2**19
 
@@ -35,14 +35,15 @@ _CHECKSUM = struct.Struct(">I")
 _CHECKSUM_AT = 17
 _CHECKED_FROM = 21
 CHECKSUM = slice(_CHECKSUM_AT, _CHECKED_FROM)
+_MAX_TIMESTAMP_AND_COUNT = struct.Struct(">35xq14xi")
 _PRODUCER = struct.Struct(">qhi")
 _PRODUCER_AT = 43
 _MAGIC = 2
-_MAX_SIZE = 2**31 - 1
+LARGEST_BATCH = 2**31 - 1
 _COMPRESSION_BITS = 0b111
-# No varint is longer, and the codec's reader looks at two of them past the end at most.
+# No varint is longer, and the codec's reader reads at most two of them past the end.
 _BEHIND = bytes(32)
-# To walk through a record costs as much as to copy so many bytes.
+# To walk through a record costs as much as to copy this many bytes.
 _LARGE_RECORD = 64 * 2**10
 
 
@@ -101,12 +102,12 @@ _loading = threading.RLock()
 
 @cache
 def _load() -> _Codec:
-    # Its packages import each other: a second thread would get unfinished modules.
+    # The codec's packages import each other: a second thread would get unfinished modules.
     with _loading:
         return _import_codec()
 
 
-@cache  # who has waited for the lock finds it done
+@cache  # a thread that waited for the lock finds it loaded
 def _import_codec() -> _Codec:
     from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
     from aiokafka.record._crecords import (  # type: ignore[import-untyped]
@@ -116,7 +117,7 @@ def _import_codec() -> _Codec:
     )
     from cramjam import DecompressionError
 
-    # What the codec and the decompressors under it raise on bytes that make no sense.
+    # Errors of the codec and of the decompressors under it for bytes that make no sense.
     damage = (
         KafkaError,
         DecompressionError,
@@ -157,13 +158,13 @@ def seal(
     if producer_id >= 0:
         builder.set_producer_state(producer_id, producer_epoch, base_sequence)
     data = builder.build()
-    header = read_header(data)
-    if header.count == 0:
+    max_timestamp, count = _MAX_TIMESTAMP_AND_COUNT.unpack_from(data)
+    if count == 0:
         raise InvalidRequest("a batch must have at least one message")
     return Batch(
         data=data,
-        count=header.count,
-        max_timestamp=header.max_timestamp,
+        count=count,
+        max_timestamp=max_timestamp,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
@@ -179,12 +180,12 @@ def encode(
     base_sequence: int = -1,
 ) -> Batch:
     """Encodes all records, each (key, value, headers, timestamp in ms), as one batch."""
-    builder = new_builder(_MAX_SIZE, compression_code(compression))
+    builder = new_builder(LARGEST_BATCH, compression_code(compression))
     for index, (key, value, headers, timestamp) in enumerate(records):
         if not 0 <= timestamp <= MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {timestamp}")
         if builder.append(index, timestamp, key, value, headers) is None:
-            raise MessageTooLarge(f"message {index} would take the batch past {_MAX_SIZE} bytes")
+            raise MessageTooLarge(f"message {index} would take the batch past {LARGEST_BATCH} B")
     return seal(builder, producer_id, producer_epoch, base_sequence)
 
 
@@ -205,9 +206,9 @@ def renumbered(batch: Batch, producer_id: int, producer_epoch: int, base_sequenc
 
 
 def filler(count: int) -> bytes:
-    """Makes a batch that takes up offsets and is never read: it claims more messages than it has.
+    """Makes a batch that occupies offsets and is never read: it claims more messages than it has.
 
-    Logs that compare a batch with its place find that it fits.
+    Logs that compare a batch with its offsets find that it fits.
     """
     data = encode([(None, b"trimmed before it was copied", [], 0)]).data
     header = read_header(data)._replace(last_offset_delta=count - 1, count=count)
@@ -221,10 +222,10 @@ def read_header(data: bytes | bytearray) -> BatchHeader:
 
 
 def read_batch(data: bytes, most: int) -> Batch:
-    """Checks a batch that a stranger encoded as thoroughly as its readers will, and returns it.
+    """Checks a batch that a client encoded, as thoroughly as its readers will, and returns it.
 
     Every message is decoded once: a batch that readers can't decode would stop them for good.
-    `most` bounds what the batch may decompress to.
+    `most`: the most bytes to which the batch may decompress.
     """
     if len(data) < HEADER_SIZE:
         raise InvalidRequest(
@@ -272,9 +273,9 @@ def decode(batch: StoredBatch, fence: Fence) -> list[Message]:
 def decode_sized(
     batch: StoredBatch, fence: Fence, most: int | None = None
 ) -> tuple[list[Message], int]:
-    """Decodes a batch's messages, and returns how many bytes the batch is decompressed.
+    """Decodes a batch's messages, and returns the decompressed size of the batch in bytes.
 
-    One that decompresses to more than `most` bytes, or than any batch may, is damaged too: that
+    A batch that decompresses to more than `most` bytes, or than any batch may, is damaged too: that
     is found out before it takes the memory.
     """
     codec = _load()
@@ -304,21 +305,21 @@ def decode_sized(
     except codec.damage as error:
         raise _damaged(batch, fence, str(error) or type(error).__name__) from error
     except MemoryError:
-        # The codec asks for as much memory as a length says, if that is near 2^63.
+        # The codec allocates as much memory as a length demands, even if that is near 2^63.
         if lengths_fit(
             _plain(read_header(data), data, most)[HEADER_SIZE:], batch.next - batch.base
         ):
             raise
-        raise _damaged(batch, fence, "a length in it is absurd") from None
+        raise _damaged(batch, fence, "a length in it goes past its end") from None
 
 
 def _reader(
     codec: _Codec, header: BatchHeader, data: bytes | bytearray, most: int | None
 ) -> tuple[Any, int]:
-    """The codec's reader of the batch, whose checksum is right, and the size decompressed.
+    """The codec's reader of the batch, whose checksum is right, and the decompressed size.
 
-    The reader looks for the end of a number beyond the end of its buffer. So either a few bytes
-    stand there, or, where a copy would cost more, all numbers are known to end before.
+    The reader may look for the end of a number beyond the end of its buffer. So either the buffer
+    has a few more bytes, or, where a copy would cost more, all numbers were found to end before.
     """
     if header.attributes & _COMPRESSION_BITS:
         if not codec.reader(data).validate_crc():
@@ -335,12 +336,12 @@ def _reader(
 
 
 def _plain(header: BatchHeader, data: bytes | bytearray, most: int | None) -> memoryview:
-    """The batch with its records decompressed, and room behind it that the reader may look at."""
+    """The batch with its records decompressed, and room behind it that the reader may read."""
     compression = header.attributes & _COMPRESSION_BITS
     if not compression:
         return memoryview(b"".join((data, _BEHIND)))[: len(data)]
     if header.count > MOST_PACKED_MESSAGES:
-        raise ValueError(f"compressed, it must have at most {MOST_PACKED_MESSAGES} messages")
+        raise ValueError(f"a compressed batch must have at most {MOST_PACKED_MESSAGES} messages")
     bound = MOST_UNPACKED if most is None else min(most, MOST_UNPACKED)
     packed = memoryview(data)[HEADER_SIZE:]
     unpacked = unpack(compression, packed, bound, (HEADER_SIZE, len(_BEHIND)))

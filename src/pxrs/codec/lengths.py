@@ -1,6 +1,6 @@
 """Walks through the records of a batch by their lengths, without trusting any of them.
 
-It is slow: it only answers whether a length was to blame when the codec ran out of memory.
+It is slow: it is used only to find out whether a length is wrong when the codec ran out of memory.
 """
 
 from __future__ import annotations

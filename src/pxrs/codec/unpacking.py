@@ -1,9 +1,9 @@
 """Decompresses the records of a batch into a buffer of bounded size.
 
-Nothing here trusts what a compressed stream claims: the buffer is never larger than the bound, and
-decompressors write into it instead of allocating what they are told. Where a stream tells its size
-(snappy, most of zstd) the buffer has that size; elsewhere (lz4, zstd in pieces) its blocks are
-counted first, which bounds the size from above; gzip is decompressed as a stream.
+Nothing here trusts a compressed stream: the buffer is never larger than the bound, and
+decompressors write into it instead of allocating the size that the stream claims. If a stream
+contains its size (snappy, most of zstd) the buffer has that size; otherwise (lz4, zstd in pieces)
+its blocks are counted first, which bounds the size from above; gzip is decompressed as a stream.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEAD = 16
+
+_GZIP_PIECE = 64
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPED = range(0x184D2A50, 0x184D2A60)
@@ -30,7 +32,7 @@ _INT = struct.Struct("<I")
 
 
 class Unpacked(NamedTuple):
-    """Decompressed records: `size` bytes of the buffer, behind the room that was asked for."""
+    """Decompressed records: `size` bytes of the buffer, behind the free bytes before them."""
 
     buffer: bytearray
     size: int
@@ -46,8 +48,8 @@ class TooLargeError(ValueError):
 def unpack(compression: int, packed: memoryview, most: int, room: tuple[int, int]) -> Unpacked:
     """Decompresses the records; raises `TooLargeError` if they are more than `most` bytes.
 
-    `room` is how many free bytes the buffer has before and behind them. What makes no sense is a
-    `ValueError`, `zlib.error` or the decompressor's own error.
+    `room` is how many free bytes the buffer has before and behind them. Bytes that make no sense
+    raise `ValueError`, `zlib.error` or the decompressor's own error.
     """
     if compression == 1:
         return _unpack_gzip(packed, most, room)
@@ -62,19 +64,35 @@ def unpack(compression: int, packed: memoryview, most: int, room: tuple[int, int
 
 def _unpack_gzip(packed: memoryview, most: int, room: tuple[int, int]) -> Unpacked:
     buffer = bytearray(room[0])
-    rest: bytes | memoryview = packed
-    while rest:
-        unpacking = zlib.decompressobj(wbits=31)
-        # One byte more than there may be: `decompress` would take 0 for "no limit".
-        buffer += unpacking.decompress(rest, most + 1 - (len(buffer) - room[0]))
+    at = 0
+    while at < len(packed):
+        at = _unpack_member(packed, at, buffer, most + room[0])
         if len(buffer) - room[0] > most:
             raise TooLargeError(most)
-        if not unpacking.eof:
-            raise ValueError("the compressed records end too early")
-        rest = unpacking.unused_data
     size = len(buffer) - room[0]
     buffer += bytes(room[1])
     return Unpacked(buffer, size)
+
+
+def _unpack_member(packed: memoryview, at: int, buffer: bytearray, most: int) -> int:
+    """Adds a member of gzip to the buffer; returns where the next one begins.
+
+    The stream copies what it was given and did not need. So it is given pieces, each as large as
+    all before it: many small members cost no more than one.
+    """
+    unpacking = zlib.decompressobj(wbits=31)
+    piece = _GZIP_PIECE
+    while not unpacking.eof and at < len(packed):
+        given = packed[at : at + piece]
+        at += len(given)
+        piece *= 2
+        # One byte more than there may be: `decompress` would take 0 for "no limit".
+        buffer += unpacking.decompress(given, most + 1 - len(buffer))
+        if len(buffer) > most:
+            return at
+    if not unpacking.eof:
+        raise ValueError("the compressed records end too early")
+    return at - len(unpacking.unused_data)
 
 
 def _unpack_snappy(packed: memoryview, most: int, room: tuple[int, int]) -> Unpacked:
@@ -103,7 +121,7 @@ def _snappy_blocks(packed: memoryview) -> Iterator[memoryview]:
         (length,) = struct.unpack_from(">i", packed, at)
         at += 4
         if not 0 <= length <= len(packed) - at:
-            raise ValueError(f"a block of snappy has {length} bytes, of {len(packed) - at}")
+            raise ValueError(f"a snappy block claims {length} bytes of {len(packed) - at}")
         yield packed[at : at + length]
         at += length
 
@@ -113,7 +131,7 @@ def _unpack_frames(kind: str, packed: memoryview, most: int, room: tuple[int, in
     import cramjam
 
     bound = _lz4_bound(packed) if kind == "lz4" else _zstd_bound(packed)
-    # One byte more than there may be, to notice what is over it.
+    # One byte more than there may be, to notice records that are too large.
     length = min(bound, most + 1)
     buffer = bytearray(room[0] + length + room[1])
     decompress_into = cramjam.lz4.decompress_into if kind == "lz4" else cramjam.zstd.decompress_into
@@ -134,7 +152,7 @@ def _lz4_bound(packed: memoryview) -> int:
     while at < len(packed):
         magic, flags, sizes = struct.unpack_from("<IBB", packed, at)
         if magic != _LZ4_MAGIC:
-            raise ValueError("it is no frame of lz4")
+            raise ValueError("it is not an lz4 frame")
         at += 7 + (8 if flags & 0b1000 else 0) + (4 if flags & 1 else 0)
         block_most = 1 << (8 + 2 * (sizes >> 4 & 0b111))
         checksum = 4 if flags & 0b10000 else 0
@@ -149,7 +167,7 @@ def _lz4_bound(packed: memoryview) -> int:
 def _zstd_bound(packed: memoryview) -> int:
     """Returns how many bytes frames of zstd decompress to at most.
 
-    A frame that tells its size can't become larger: the decompressor refuses what does.
+    A frame that contains its size can't become larger: the decompressor refuses that.
     """
     at, bound = 0, 0
     while at < len(packed):
@@ -158,7 +176,7 @@ def _zstd_bound(packed: memoryview) -> int:
             at += 8 + int(_INT.unpack_from(packed, at + 4)[0])
             continue
         if magic != _ZSTD_MAGIC:
-            raise ValueError("it is no frame of zstd")
+            raise ValueError("it is not a zstd frame")
         flags = packed[at + 4]
         told, at = _zstd_told(packed, at + 4)
         counted, at = _zstd_counted(packed, at)
@@ -168,14 +186,14 @@ def _zstd_bound(packed: memoryview) -> int:
 
 
 def _zstd_told(packed: memoryview, at: int) -> tuple[int | None, int]:
-    """The size that the header of a frame tells, if it does, and where its first block begins."""
+    """The size in the header of a frame, if it has one, and where its first block begins."""
     flags = packed[at]
     one_segment = bool(flags & 0b100000)
     at += 1 + (not one_segment) + _ZSTD_DICTIONARY[flags & 0b11]
     width = (1 if one_segment else 0, 2, 4, 8)[flags >> 6]
     told = packed[at : at + width]
     if len(told) < width:
-        raise ValueError("a frame of zstd ends in its header")
+        raise ValueError("a zstd frame ends in its header")
     if width == 0:
         return None, at
     return int.from_bytes(told, "little") + (256 if width == 2 else 0), at + width
@@ -186,7 +204,7 @@ def _zstd_counted(packed: memoryview, at: int) -> tuple[int, int]:
     counted, last = 0, False
     while not last:
         if at + 3 > len(packed):
-            raise ValueError("a frame of zstd ends before its last block")
+            raise ValueError("a zstd frame ends before its last block")
         head = packed[at] | packed[at + 1] << 8 | packed[at + 2] << 16
         last, kind, size = bool(head & 1), head >> 1 & 0b11, head >> 3
         counted += size if kind <= _ZSTD_REPEATED else _ZSTD_BLOCK

@@ -1,8 +1,8 @@
 """The two threads beside a consumer's caller.
 
 One renews the session, whatever the handler does. The other looks at the group when a watch wakes
-it, and commits what was handled. What will never pass by itself ends the second one and is told to
-the caller; all else is tried again.
+it, and commits what was handled. An error that will never pass by itself ends the second one and is
+raised to the caller; after any other error it tries again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.config import ConsumerSettings
-from pxrs.consuming.health import Outage
 from pxrs.consuming.in_hand import Extent
 from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.outage import Outage
 from pxrs.core.records import head_key, members_prefix
 from pxrs.errors import (
     Closed,
@@ -35,42 +35,42 @@ from pxrs.types import TopicPartition
 _LOG = logging.getLogger("pxrs.groups")
 _CAREFUL_WAIT = 1.0
 _RETRY_PAUSE = 0.2
-# Not worth the same call again, but the next look may well do: it joins anew, it settles what is
-# in doubt, and somebody may have made room or given back the rights.
+# To repeat the call is no use, but the next look may succeed: it joins anew, it settles what is in
+# doubt, and an operator may have made room or given back the rights.
 _MAY_PASS = (SessionLost, OutcomeUnknown, StoreFull, StoreReadOnly)
 
 
 class Asked(NamedTuple):
-    """A commit in the background: how far it goes, and whom to tell."""
+    """A commit in the background: how far it goes, and the future for its outcome."""
 
     extent: Extent
     answer: Future[None]
 
 
 class Background:
-    """Keeps a member in its group. Its `look` is the member's membership's."""
+    """Keeps a member in its group. `look` is that of its membership."""
 
     def __init__(
         self,
         coord: CoordStore,
         clock: Clock,
         settings: ConsumerSettings,
-        member: MemberSteps,
+        steps: MemberSteps,
         wake_consumer: Callable[[], None],
     ) -> None:
         self._coord = coord
         self._clock = clock
         self._settings = settings
-        self._member = member
-        self._membership = member.membership
+        self._steps = steps
+        self._membership = steps.membership
         self._wake_consumer = wake_consumer
         self._who = f"group {settings.group!r}, member {settings.member_name!r}"
         self._watch: Watch | None = None
         self._stop = threading.Event()
-        # Commits that somebody waits for, or may.
+        # Commits that callers wait for, or may.
         self._asked: list[Asked] = []
         self._asking = threading.Lock()
-        # What ended it.
+        # The error that ended it.
         self.fatal: Exception | None = None
         self.outage = Outage(self._who, clock)
         self._warned_of: float | None = None
@@ -81,7 +81,7 @@ class Background:
         ]
 
     def start(self) -> None:
-        """Begin. The member has joined already."""
+        """Start the threads. The member has joined already."""
         for thread in self._threads:
             thread.start()
 
@@ -93,14 +93,14 @@ class Background:
             thread.join()
 
     def abandon(self, *closing: Callable[[], None]) -> None:
-        """The consumer was dropped: leave with the next look, then call these.
+        """Leave with the next look, as the consumer was dropped, and then call `closing`.
 
-        For a finalizer, which may interrupt anything, so it takes no lock and wakes no thread.
+        For a finalizer, which may interrupt any code, so it takes no lock and wakes no thread.
         """
         self._abandoned = closing
 
     def close(self) -> None:
-        """Let go of the watch."""
+        """Close the watch."""
         if self._watch is not None:
             self._watch.close()
         _answer(self._take_asked(), Closed("the consumer was closed before it was committed"))
@@ -112,8 +112,8 @@ class Background:
             watch.wake()
 
     def commit_soon(self) -> Future[None]:
-        """Commit what the caller has seen with the next look, which is now; how that went."""
-        asked = Asked(self._member.ask(), Future())
+        """Commit what the caller has seen, with a look at once; the future has the outcome."""
+        asked = Asked(self._steps.ask(), Future())
         # It can't be cancelled: the commit may be on its way.
         asked.answer.set_running_or_notify_cancel()
         with self._asking:
@@ -122,11 +122,11 @@ class Background:
         return asked.answer
 
     def commit_what_was_asked(self) -> None:
-        """Commit if anybody has asked for it and got no answer yet."""
+        """Commit if a caller has asked for it and got no answer yet."""
         if not (asked := self._take_asked()):
             return
         try:
-            lost = self._member.commit_asked(each.extent for each in asked)
+            lost = self._steps.commit_asked(each.extent for each in asked)
         except Exception as error:
             if _may_pass(error) and not self._stop.is_set():
                 with self._asking:
@@ -151,7 +151,7 @@ class Background:
             if session is None:
                 continue
             if self.fatal is not None:
-                # Nobody looks at the group any more: others must not wait for this member.
+                # No thread looks at the group any more: others must not wait for this member.
                 return
             try:
                 session.renew()
@@ -162,7 +162,7 @@ class Background:
                 continue
 
     def _attend(self) -> None:
-        self._member.owned_claims.beside = threading.get_ident()
+        self._steps.owned_claims.beside = threading.get_ident()
         watched: frozenset[str] | None = None
         commit_at = self._clock.monotonic() + self._settings.auto_commit_interval
         while not self._stop.is_set():
@@ -183,7 +183,7 @@ class Background:
                     self._give_up(error)
                     return
                 self.outage.began(error)
-                # Not on the watch: it may not be armed, and what is due would not wait either.
+                # Not on the watch: it may not be armed, and with work due it would not wait.
                 self._stop.wait(_RETRY_PAUSE)
                 continue
             if watched == self._membership.waiting_for and self._watch is not None:
@@ -200,16 +200,16 @@ class Background:
             if thread is not threading.current_thread():
                 thread.join()
         with suppress(PxrsError):
-            self._member.leave_loop()
+            self._steps.leave_loop()
             self._membership.leave()
         self.close()
         for close in closing:
             close()
 
     def _look(self) -> float | None:
-        """Look at the group; the consumer hears of whatever has changed, even if a look fails."""
-        table = self._member.table
-        version, before = table.version, self._member.owned_claims.parts
+        """Look at the group; wakes the consumer for any change, even if a look fails."""
+        table = self._steps.table
+        version, before = table.version, self._steps.owned_claims.parts
         missing = self._membership.missing
         try:
             return self._membership.look()
@@ -217,15 +217,15 @@ class Background:
             self._tell_missing(set(self._membership.missing) - set(missing))
             if table.version != version:
                 self._wake_consumer()
-                self._tell_moves(before, self._member.owned_claims.parts)
+                self._tell_moves(before, self._steps.owned_claims.parts)
 
     def _commit_when_due(self, due: float) -> float:
         self.commit_what_was_asked()
         now = self._clock.monotonic()
         if now < due:
             return due
-        member = self._member
-        lost = member.commit_handled() if self._settings.auto_commit else member.commit_empty()
+        steps = self._steps
+        lost = steps.commit_handled() if self._settings.auto_commit else steps.commit_empty()
         if lost:
             self.wake()
         return now + self._settings.auto_commit_interval
@@ -233,8 +233,8 @@ class Background:
     # What operators read
 
     def _watch_progress(self) -> None:
-        """Warn once of messages that a handler has been at for too long."""
-        since = self._member.in_hand_since()
+        """Warn once of messages that a handler has had for too long."""
+        since = self._steps.in_hand_since()
         if since is None or since == self._warned_of:
             return
         held = self._clock.monotonic() - since
@@ -282,5 +282,5 @@ def _answer(asked: list[Asked], error: Exception | None) -> None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether looking again can help."""
+    """Whether another look can help."""
     return isinstance(error, PxrsError) and (error.retryable or isinstance(error, _MAY_PASS))

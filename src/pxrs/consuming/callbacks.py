@@ -1,4 +1,4 @@
-"""Tells a consumer's user what becomes of its partitions."""
+"""Calls `on_assigned`, `on_revoked` and `on_lost` of a consumer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Parts = set[TopicPartition]
 
 
 class Callbacks:
-    """Called in the consuming thread, between messages, and in the one that closes.
+    """The user's callbacks, called in the consuming thread between messages, and while closing.
 
-    What they raise is the caller's; each thing is told once, whether they raise or not. `lost`
-    comes instead of `revoked` when there was no time to ask.
+    Their errors are raised to the caller; each change is reported once, whether they raise or not.
+    `lost` comes instead of `revoked` when there was no time to ask.
     """
 
     __slots__ = ("assigned", "lost", "revoked")
@@ -35,7 +35,7 @@ class Callbacks:
         self.lost = lost
 
     def tell(self, table: PartitionTable) -> None:
-        """All that has changed since the last time."""
+        """Report all changes since the last call."""
         while (change := table.next_change()) is not None:
             try:
                 self._tell(change)
@@ -44,7 +44,7 @@ class Callbacks:
                     table.said_goodbye(change.parts)
 
     def tell_the_end(self, table: PartitionTable, *, alive: bool) -> None:
-        """The consumer is about to leave: what it has lost, and what it gives up now."""
+        """Report what was lost and what is given up now, as the consumer is about to leave."""
         kept, lost = table.forget_told()
         if not alive:
             kept, lost = set(), kept | lost
@@ -68,7 +68,7 @@ class Callbacks:
 def refuse_interrupted(*locks: Any) -> None:
     """Raise in a signal handler that has interrupted its own thread inside of these locks.
 
-    Whoever would be waited for there may wait for them, and they are freed after the handler.
+    The threads to wait for there may wait for these locks, which are freed after the handler.
     """
     if any(lock._is_owned() for lock in locks):
         raise InsideTransaction(

@@ -1,4 +1,4 @@
-"""The consumer: what users see of a member of a group."""
+"""The consumer: the user's interface to a member of a group."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Consumer(Generic[Value]):
         return self._member.health(stuck_after=stuck_after, lag_limit=lag_limit)
 
     def poll(self, max_records: int = 500, timeout: float | None = None) -> list[Message[Value]]:
-        """Return messages of the owned partitions, at most so many; waits for the first.
+        """Return messages of the owned partitions, at most `max_records`; waits for the first.
 
-        What the last call returned counts as handled now. Waits for a store that is unavailable,
+        The messages of the last call count as handled now. Waits for a store that is unavailable,
         too, and raises `StoreUnavailable` when the time is over.
         """
         arguments.check_whole("max_records", max_records, least=1)
@@ -102,7 +102,7 @@ class Consumer(Generic[Value]):
     def commit(self, message: Message | None = None) -> None:
         """Commit what was handed out so far, or up to and including one message.
 
-        What is handed out while it waits for its turn is no part of it. Raises `Fenced` for
+        Messages handed out while it waits for its turn are no part of it. Raises `Fenced` for
         partitions that were lost; the others are committed all the same. A checkpoint never goes
         back, and never past what was handed out.
         """
@@ -111,8 +111,8 @@ class Consumer(Generic[Value]):
     def commit_async(self) -> Future[None]:
         """Commit what was handed out so far in the background; the future has the outcome.
 
-        Its `result()` is that of `commit`. You need not ask: `on_lost` reports what was lost.
-        What is handed out after this call is no part of it.
+        Its `result()` is that of `commit`. You need not ask for it: `on_lost` reports lost
+        partitions. Messages handed out after this call are no part of it.
         """
         self._member.require_open()
         return self._member.background.commit_soon()
@@ -120,11 +120,11 @@ class Consumer(Generic[Value]):
     def transaction(self, connection: None = None, *, commits: Any = None) -> Transaction:
         """Commit the checkpoint of what the last poll returned together with the caller's writes.
 
-        In a loop: of the current message; without auto-commit of all since the last commit. On a
-        connection of the caller's that pxrs `commits`, if one is given: the driver's own, or an
-        SQLAlchemy Session or Connection; with what it had begun before. A block left by an
-        exception is rolled back, and its messages are handed out again. `Fenced` if another member
-        owns a partition now; `NotAtomic` where the store can't do it.
+        In a loop it covers the current message, or without auto-commit all since the last commit.
+        With `commits`, a connection of the caller's, it runs on that and pxrs commits it, with
+        what it had begun before: the driver's own, or an SQLAlchemy Session or Connection. A block
+        left by an exception is rolled back, and its messages are handed out again. `Fenced` if
+        another member owns a partition now; `NotAtomic` where the store can't do it.
         """
         refuse_unsaid(connection, "consumer.transaction(commits=connection): pxrs does")
         self._member.require_open()
@@ -132,7 +132,7 @@ class Consumer(Generic[Value]):
 
     @declared(Transacting[Transaction].run_transaction)
     def run_transaction(self, work: Any, *, commits: Any, attempts: Any, connection: Any) -> Any:
-        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; what it returns."""
+        """Run `work(tx)` in a `Transaction`, again on a conflict that may pass; its result."""
         refuse_unsaid(connection, "consumer.run_transaction(work, commits=connection)")
         self._member.require_open()
         return self._member.transactions.run(work, commits, attempts)
@@ -165,8 +165,8 @@ class Consumer(Generic[Value]):
     def close(self) -> None:
         """Finish: commit what was handled, release everything and leave the group at once.
 
-        `on_revoked` is called first with what is owned; it can still commit what was handled. If
-        `close` was interrupted, call it again.
+        `on_revoked` is called first with the owned partitions; it can still commit. If `close` was
+        interrupted, call it again.
         """
         self._member.close()
 

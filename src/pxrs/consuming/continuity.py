@@ -1,7 +1,7 @@
-"""Tells whether a log goes on behind what was read of it, or has other batches there now. Pure.
+"""Checks whether a log continues after the last batch that was read, or has others there. Pure.
 
-An engine may lose its last batches and give their offsets again. Where nobody looks until the log
-is longer than before, its end does not show that: the batches have to.
+An engine may lose its last batches and give their offsets again. If the log is not read until it is
+longer than before, its end does not show that: the batches have to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LastRead(NamedTuple):
 
 
 def last_read(batch: StoredBatch) -> LastRead | None:
-    """What to remember of a batch; None if its log does not name its batches."""
+    """The identity of a batch, to remember; None if its log does not name its batches."""
     # A source's rows come as something else, which has no name either.
     name = getattr(batch, "id", "")
     return LastRead(batch.base, batch.next, name) if name else None
@@ -29,7 +29,7 @@ def last_read(batch: StoredBatch) -> LastRead | None:
 def goes_on(last: LastRead | None, position: int, batch: StoredBatch) -> bool:
     """Whether the batch, read for this position, is the one that must come after the last.
 
-    Where that is not known, because the position was changed since, it is believed.
+    Where that is not known, because the position was changed since, the answer is true.
     """
     if last is None or not last.base < position <= last.next or not getattr(batch, "id", ""):
         return True

@@ -1,9 +1,9 @@
-"""Filling a table's empty buffers from the log. Nothing in here waits.
+"""Fills the empty buffers of a partition table from the log. Nothing in here waits.
 
 A partition that can't be read, because a batch is damaged, a message can't be decoded or its
-checkpoint is gone, must neither hide what stands before the trouble nor keep other partitions from
-their turn. So what precedes is handed out first, then what others have, then the error is raised:
-again and again, until a seek past it.
+checkpoint is gone, must neither hide the messages before the error nor keep other partitions from
+their turn. So these messages are handed out first, then those of the others, then the error is
+raised: again and again, until a seek past it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
+from pxrs.codec.messages import Decoder, cut, sized_messages_of
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.continuity import LastRead, goes_on, last_read
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.reader import FETCH_BYTES
-from pxrs.decoding import Decoder, cut, sized_messages_of
 from pxrs.errors import Fenced, MessagesLost, NoCheckpoint, OffsetOutOfRange, TopicNotFound
-from pxrs.stores.api import FetchesMany, LogStore, SettlesLate
-from pxrs.topics import is_virtual, named
+from pxrs.stores.api import FetchesMany, LogStore, NoticesAnother, SettlesLate
+from pxrs.topics import is_virtual, named, offset_or_end_at, require_in_range, settled_end
 from pxrs.types import Bounds, Fetched, Message
 
 _LOG = logging.getLogger("pxrs.groups")
-# Fetching from a partition at its end costs no more than asking so many together for their
-# ends: 8 where the store is a file, more over a network.
+# To fetch from a partition at its end costs no more than to ask for the ends of this many together:
+# 8 where the store is a file, more over a network.
 _ASK_TOGETHER = 32
-# So many partitions are fetched from in one go, where the store can do that.
+# How many partitions are fetched in one call, where the store can do that.
 _TOGETHER = 16
 
 
@@ -60,7 +60,7 @@ class _Troubles:
         try:
             return self._try(owned, work)
         except Fenced:
-            # Lost while its checkpoint was moved: it has left the table.
+            # The partition was lost while its checkpoint was moved: it has left the table.
             return False
         except Exception as error:
             if self.error is None:
@@ -74,9 +74,9 @@ class _Troubles:
             return work()
         except TopicNotFound as error:
             if not self._is_deleted(owned):
-                # Whoever deletes a topic says so first, and drops its messages then.
+                # A topic's deletion is recorded first, and then its messages are dropped.
                 raise MessagesLost(*owned.part, max(owned.position, 0), None, None) from error
-            # The topic was deleted under us; the next look will notice and drop the partition.
+            # The topic was deleted; the next look will notice and drop the partition.
             self._topic_gone()
             return False
 
@@ -101,17 +101,17 @@ class Fetcher:
         self._most = min(FETCH_BYTES, settings.prefetch_bytes)
         # Makes these offsets the first checkpoints.
         self._pin = pin
-        # Sets the checkpoint to another offset, and says why.
+        # Sets the checkpoint to another offset, and records why.
         self._skip = skip
         # Whether the partition's topic was deleted.
         self._is_deleted = is_deleted
-        # The partition whose error was put off because others had messages: it is told next.
+        # The partition whose error was put off because others had messages: it is raised next.
         self._put_off: OwnedPartition | None = None
-        # What keeps a partition from being read, as of the last time. For the consumer's health.
+        # The error that keeps a partition from being read, as of the last fetch. For health.
         self.trouble: Exception | None = None
 
     def fetch(self, topic_gone: Callable[[], None]) -> bool:
-        """Fill empty buffers, as far as the settings go; true if anything came."""
+        """Fill empty buffers, as far as the settings allow; true if anything came."""
         self._table.forget_idle(self._settings.prefetch_bytes)
         troubles = _Troubles(self._put_off, self._is_deleted, topic_gone)
         self._put_off = None
@@ -126,7 +126,7 @@ class Fetcher:
         return came
 
     def _note(self, trouble: Exception | None) -> None:
-        """Keep the trouble for the health; that messages were lost is logged, once."""
+        """Keep the trouble for the health; logs lost messages, once."""
         if isinstance(trouble, MessagesLost) and str(trouble) != str(self.trouble):
             _LOG.error("group %s: %s", self._settings.group, trouble)
         self.trouble = trouble
@@ -150,22 +150,29 @@ class Fetcher:
                 came = troubles.attempt(owned, fill) or came
                 room -= owned.size
                 if room <= 0 and came:
-                    # The others come next time: those that were served stand behind them then.
+                    # The others come next time: those that were served are behind them then.
                     break
         return came
 
     def offset_at(self, owned: OwnedPartition, timestamp: int) -> int:
         """Offset of the first message of that time (ms) or later, else the end."""
         with named(owned.part.topic):
-            found = self._decoder.offset_at(self._log, owned.where, owned.fence, timestamp)
-            if found is None:
-                found = self._log.bounds(owned.where.topic_id)[owned.part.partition].end
-            return found
+            return offset_or_end_at(self._log, owned.where, owned.fence, timestamp)
+
+    def _check_incarnation(self, owned: OwnedPartition) -> None:
+        """Raise `SourceChanged` if its offsets are those of rows that are not there any more.
+
+        It stays so for this owner. Who begins later, at a checkpoint that was reset, begins in the
+        rows that are there now; one that seeks does, too.
+        """
+        if is_virtual(owned.where.topic_id) and isinstance(self._log, NoticesAnother):
+            owned.incarnation = self._log.incarnation(owned.where, owned.incarnation)
 
     def _has_more(
         self, owned: OwnedPartition, hungry: int, ends: dict[str, Mapping[int, Bounds]]
     ) -> bool:
-        """Whether it is worth a fetch. One that has not started does."""
+        """Whether a fetch is worth while. For a partition that has not started, it is."""
+        self._check_incarnation(owned)
         started = owned.started
         if started and hungry * _ASK_TOGETHER <= owned.siblings:
             return True
@@ -175,7 +182,7 @@ class Fetcher:
             started = owned.started
         owned.end = bounds.end
         if owned.end < owned.position and not is_virtual(owned.where.topic_id):
-            # The end may be an old one, or messages were lost: a fetch tells.
+            # The end may be an old one, or messages were lost: a fetch shows which.
             return started
         return started and owned.end > owned.position
 
@@ -190,8 +197,8 @@ class Fetcher:
     ) -> None:
         """Make the start a checkpoint where there is none, before anything is handed out.
 
-        Otherwise whoever takes over before the first commit would begin at a later end, or by
-        other settings, and what came in between would be lost.
+        Otherwise a member that takes over before the first commit would begin at a later end, or
+        by other settings, and messages in between would be lost.
         """
         new: dict[OwnedPartition, int] = {}
         for owned in partitions:
@@ -205,7 +212,7 @@ class Fetcher:
     def _given_start(
         self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
     ) -> int | None:
-        """The offset to begin at: behind what was handled elsewhere, or the end."""
+        """The offset to begin at: above what was handled elsewhere, or the end."""
         if not isinstance(self._settings.start, Mapping):
             return self._final_end(owned, ends)
         last = self._settings.start.get(owned.part.topic)
@@ -213,7 +220,7 @@ class Fetcher:
             return None
         bounds = self._bounds(owned, ends)
         if not bounds.start <= last + 1 <= bounds.end:
-            raise OffsetOutOfRange(*owned.part, last + 1, *bounds)
+            require_in_range(self._log, owned.where, owned.part.topic, last + 1)
         return last + 1
 
     def _final_end(
@@ -227,7 +234,7 @@ class Fetcher:
     def _fetched(
         self, partitions: list[OwnedPartition]
     ) -> Generator[tuple[OwnedPartition, _Place, Fetched | Exception]]:
-        """Yields what the log has for each partition, and from where; the rest comes meanwhile."""
+        """Yields the fetched result of each partition, while the rest is still being read."""
         if len(partitions) > 1 and isinstance(self._log, FetchesMany):
             for few in (
                 partitions[at : at + _TOGETHER] for at in range(0, len(partitions), _TOGETHER)
@@ -242,7 +249,7 @@ class Fetcher:
             place = self._place(owned)
             try:
                 yield owned, place, self._log.fetch(owned.where, place.position, self._most)
-            except Exception as error:  # noqa: BLE001 - told when it is its turn
+            except Exception as error:  # noqa: BLE001 - raised in its turn
                 yield owned, place, error
 
     def _place(self, owned: OwnedPartition) -> _Place:
@@ -252,9 +259,11 @@ class Fetcher:
     def _fill(
         self, owned: OwnedPartition, place: _Place, fetched: Fetched | Exception, room: int
     ) -> bool:
-        """Decodes what was fetched; what goes beyond the room, decompressed, is fetched again."""
+        """Decodes what was fetched; messages beyond the room, decompressed, are fetched again."""
         if owned.turn != place.turn:
             return False
+        # Before anything is taken: what was read may be another table's rows.
+        self._check_incarnation(owned)
         if isinstance(fetched, OffsetOutOfRange):
             return self._out_of_range(owned, fetched)
         if isinstance(fetched, Exception):
@@ -280,11 +289,11 @@ class Fetcher:
                 raise
             position = messages[-1].offset + 1
         came = self._table.fill(owned, place.turn, messages, position, last)
-        # A source may have had nothing for this partition so far, and more behind that.
+        # A source may have had nothing for this partition so far, but more after that.
         return came or (not messages and place.position < position < fetched.end)
 
     def _start(self, owned: OwnedPartition, start: int, end: int) -> None:
-        """Returns where to begin: at the checkpoint, or by policy if it is missing or gone."""
+        """Begins at the checkpoint, or by policy if it is missing or gone."""
         if owned.checkpoint is not None:
             if start <= owned.checkpoint <= end or self._is_there(owned, owned.checkpoint):
                 self._table.start(owned, owned.checkpoint)
@@ -309,19 +318,23 @@ class Fetcher:
         return True
 
     def _out_of_range(self, owned: OwnedPartition, error: OffsetOutOfRange) -> bool:
-        """Raise because the next message is gone, or skip it, as the settings say.
+        """Raise because the next message is gone, or skip it, by the settings.
 
-        True: it is worth looking again at once. Retention takes what is old: what is gone at the
-        other end was lost, and no policy is for that.
+        True: look again at once. Retention removes the oldest messages: those that are gone at
+        the other end were lost, and no policy covers that.
         """
         is_past_the_end = error.offset > error.end
         if is_past_the_end and not is_virtual(owned.where.topic_id):
             raise MessagesLost(*owned.part, error.offset, error.start, error.end) from error
         policy = self._settings.on_trimmed
         if policy == "error" or is_past_the_end:
-            # The log knows topics by their id only.
+            # The log only knows the topic's id, not its name.
             raise OffsetOutOfRange(*owned.part, error.offset, error.start, error.end)
-        offset = error.start if policy == "earliest" else error.end
+        if policy == "earliest":
+            offset = error.start
+        else:
+            virtual = is_virtual(owned.where.topic_id)
+            offset = settled_end(self._log, owned.where) if virtual else error.end
         # Retention may have gone on since: then the next fetch finds it out of range again.
         with suppress(OffsetOutOfRange):
             self._skip(owned, offset, f"on_trimmed={policy!r}, offset {error.offset} is gone")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
-
-from pxrs.clock import Clock
-from pxrs.errors import StoreError
 
 HealthState = Literal[
     "joining",
@@ -42,11 +35,11 @@ class Health(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a verdict. Times are seconds of the monotonic clock.
 
-    `asked_at`: when the caller has last asked for messages; one that waits for them asks on.
-    `fatal` ended the member's part in its group, `fenced` if another process has its place.
+    `asked_at`: when the caller has last asked for messages; while it waits for them, now.
+    `fatal`: the error that ended its membership; `fenced`: because another process has its place.
     `lease`: for how many seconds no other can take what it owns; None while it joins. `missing`:
-    topics that it is subscribed to and that were deleted. `unreadable`: what keeps a partition from
-    being read.
+    topics that it is subscribed to and that were deleted. `unreadable`: the error that keeps a
+    partition from being read.
     """
 
     generation: int
@@ -65,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> Health:
-    """The worst that can be said. `waiting`: messages not handled yet in what is owned."""
+    """The worst state that applies."""
     if facts.fatal is not None:
         return Health("fenced" if facts.fenced else "failed", facts.fatal)
     if facts.closed:
@@ -93,55 +86,3 @@ def judge(facts: Facts, now: float, *, stuck_after: float, lag_limit: int) -> He
         gone = f"; deleted: {', '.join(facts.missing)}" if facts.missing else ""
         return Health("idle", f"{facts.owned} partitions, nothing waits{gone}")
     return Health("assigned", f"{facts.owned} partitions, {facts.waiting} messages wait")
-
-
-_LOG = logging.getLogger("pxrs.groups")
-
-
-class Outage:
-    """One line when it begins and one when it is over, however often and by whomever it is tried.
-
-    Thread-safe.
-    """
-
-    def __init__(self, who: str, clock: Clock, log: logging.Logger = _LOG) -> None:
-        self._who = who
-        self._clock = clock
-        self._log = log
-        self._lock = threading.Lock()
-        self.since: float | None = None
-        self.error: Exception | None = None
-
-    def began(self, error: Exception) -> None:
-        """A call has failed in a way that may pass."""
-        with self._lock:
-            self.error = error
-            if self.since is None:
-                self.since = self._clock.monotonic()
-                self._log.warning("%s: trying again until it works: %s", self._who, error)
-
-    def over(self, asked: float | None = None) -> None:
-        """A call has worked that was made at `asked`, or just now.
-
-        One that was made before the outage began tells nothing of it: among several threads, its
-        answer may be noted late.
-        """
-        if self.since is None:
-            return
-        with self._lock:
-            if self.since is not None and (asked is None or asked >= self.since):
-                lasted = self._clock.monotonic() - self.since
-                self._log.warning("%s: it works again, after %.1f s", self._who, lasted)
-                self.since = self.error = None
-
-    @contextmanager
-    def noticed(self) -> Iterator[None]:
-        """A block that calls the store: how it ends tells whether the store answers."""
-        asked = self._clock.monotonic()
-        try:
-            yield
-        except StoreError as error:
-            if error.retryable:
-                self.began(error)
-            raise
-        self.over(asked)

@@ -14,8 +14,8 @@ from pxrs.types import Message, TopicPartition
 class InFlight:
     """Messages of one partition that were handed out: how many the caller has seen and handled.
 
-    The caller's loop counts up without a lock; readers take the table's. What it handles
-    counts for the progress under which it was handed out: after a seek that is another one.
+    The caller's loop counts up without a lock; readers take the table's. What it handles counts
+    for the progress under which it was handed out: a seek begins another one.
     """
 
     __slots__ = ("begun", "handled", "in_loop", "messages", "owned", "progress", "seen", "turn")
@@ -28,12 +28,12 @@ class InFlight:
         self.handled = 0
         # Whether a loop shows it message by message, so that the current one is not handled.
         self.in_loop = False
-        # Whether the caller has it; not those that a loop has yet to come to.
+        # Whether the caller has it; false for those that a loop has yet to come to.
         self.begun = True
         self.progress = owned.progress
 
     def count(self, done: int) -> None:
-        """Tell the progress that the first `done` messages are done."""
+        """Note in the progress that the first `done` messages are done."""
         if done and self.progress is not None:
             self.progress.finish(self.messages[0].offset, self.messages[done - 1].offset + 1)
 
@@ -48,13 +48,14 @@ class InFlight:
         if owned.turn == self.turn and self.seen < len(self.messages):
             owned.go_to(min(owned.handed, self.messages[self.seen].offset))
             if self.seen:
-                # What it is at may have to be given back, too.
+                # The message that it works on may have to be given back, too.
                 self.turn = owned.turn
 
     def recall(self) -> None:
-        """A partition has to go: the caller's loop ends after the message that it is at.
+        """End the caller's loop after its current message, because the partition has to go.
 
-        It may be a message further already: that one is fetched again, and is handled by then.
+        The loop may be a message further already: that one is fetched again, and is handled by
+        then.
         """
         if self.in_loop:
             self.owned.shown = max(self.owned.shown, self.owned.handed)
@@ -67,7 +68,7 @@ class InFlight:
 
 
 def line_up(flights: list[InFlight], lock: threading.RLock) -> None:
-    """A loop is about to show them, one after the other."""
+    """Prepare flights that a loop is about to show, one after the other."""
     with lock:
         for flight in flights:
             flight.in_loop, flight.begun = True, False
@@ -92,8 +93,8 @@ class Reached:
 class Extent(NamedTuple):
     """The extent of a commit: what the caller had been handed when it asked for it.
 
-    What is handed out while the commit waits for its turn is no part of it. `partitions`: the
-    partitions that the caller means. `lost`: those that it had lost by then.
+    Messages handed out while the commit waits for its turn are no part of it. `partitions`: those
+    that the caller means. `lost`: those that it had lost by then.
     """
 
     partitions: list[OwnedPartition]
@@ -103,7 +104,7 @@ class Extent(NamedTuple):
     def marks(
         self, partitions: Mapping[TopicPartition, OwnedPartition]
     ) -> dict[TopicPartition, Mark]:
-        """Returns what there is to commit, with these owned partitions."""
+        """Returns the marks to commit, with these owned partitions."""
         return {
             each.owned.part: each.mark
             for each in self.reached
@@ -114,7 +115,7 @@ class Extent(NamedTuple):
 class Uncommitted:
     """Partitions of which a loop has handled messages that are not committed.
 
-    A loop goes on to the next partition's messages by itself, so the one who commits after some
+    A loop goes on to the next partition's messages by itself, so a caller that commits after some
     turns of it means all of these. Under the table's lock.
     """
 
@@ -129,13 +130,13 @@ class Uncommitted:
         return list(self._partitions.values())
 
     def add(self, owned: OwnedPartition) -> None:
-        """One more. If it was lost and claimed again, what was handled before is lost still."""
+        """Add one. If it was lost and claimed again, what was handled before is still lost."""
         if self._partitions.setdefault(owned.part, owned) is not owned:
             self._partitions[owned.part] = owned
             self._lost.add(owned.part)
 
     def drop(self, lost: Callable[[OwnedPartition], bool]) -> set[TopicPartition]:
-        """Forget those that were lost; which they are."""
+        """Forget those that were lost, and return them."""
         gone = self._lost | {part for part, owned in self._partitions.items() if lost(owned)}
         self._partitions = {
             part: owned for part, owned in self._partitions.items() if part not in gone
@@ -157,5 +158,5 @@ class Uncommitted:
         self._lost -= extent.lost
 
     def clear(self) -> None:
-        """All of it was committed, or is to be handled again."""
+        """Forget all: it was committed, or will be handled again."""
         self._partitions, self._lost = {}, set()

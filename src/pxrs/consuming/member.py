@@ -1,6 +1,6 @@
 """A member of a group at work: its steps, the two threads beside its caller's, and the waiting.
 
-`Consumer` is what users see of it; `px.run` and asyncio work on it directly. The background threads
+`Consumer` is its interface for users; `px.run` and asyncio use it directly. The background threads
 (`Background`) renew the session, look at the group and commit what was handled. The caller's own
 thread fetches, decodes and hands out; it never waits for them.
 """
@@ -14,18 +14,19 @@ from contextlib import suppress
 from functools import partial
 
 from pxrs.arguments import check_message
+from pxrs.codec.messages import Decoder
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.background import Background
 from pxrs.consuming.callbacks import Callbacks, refuse_interrupted
-from pxrs.consuming.health import Facts, Health, Outage, judge
+from pxrs.consuming.health import Facts, Health, judge
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member_steps import MemberSteps
+from pxrs.consuming.outage import Outage
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.consuming.subscription import Subscription
 from pxrs.consuming.transactions import Transactions
 from pxrs.core.records import head_key
-from pxrs.decoding import Decoder
 from pxrs.errors import (
     Closed,
     Fenced,
@@ -88,7 +89,7 @@ class Member:
         try:
             self._membership.join()
         except BaseException:
-            # Its session would stay for as long as it lasts, and nobody renews it.
+            # Otherwise its session would stay until it expires, though no thread renews it.
             with suppress(PxrsError):
                 self._membership.leave()
             raise
@@ -109,7 +110,7 @@ class Member:
     # Messages
 
     def take(self, most: int, timeout: float | None) -> list[InFlight]:
-        """Messages, at most so many; waits for the first up to `timeout`."""
+        """Messages, at most `most`; waits for the first up to `timeout`."""
         try:
             with self.one_user:
                 return self.next(most, timeout)
@@ -118,7 +119,7 @@ class Member:
             raise
 
     def next(self, most: int, timeout: float | None) -> list[InFlight]:
-        """`take`, by its one user, who tells the steps if an error keeps messages from arriving."""
+        """`take` for its one user, which notes errors that keep messages from arriving."""
         self.require_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
@@ -130,20 +131,20 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell the caller before it takes more messages."""
+        """Whether there is something to report to the caller before it takes more messages."""
         return self.background.fatal is not None or self._closed or self.table.has_changes
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until there may be something to hand out; false when the time is over, or woken.
 
-        A store that does not answer may do so in time; if not, that is raised.
+        It waits for a store that does not answer; raises if that lasts until the time is over.
         """
         self.require_open()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         found: bool | None = None
         while found is None:
             self._attend()
-            # Once the lease is over nothing is handed out, until the background has joined anew.
+            # Once the lease is over nothing is handed out, until the background has joined again.
             found = (self.steps.alive and self.table.has_messages) or self._look(deadline)
         return found
 
@@ -178,9 +179,9 @@ class Member:
         return None
 
     def _refuse_out_of_touch(self) -> None:
-        """Raise if nobody can tell whether there is anything for this member: "nothing" is a lie.
+        """Raise if it can't be known whether there are messages: to return none would be a lie.
 
-        While it owns nothing, or may own nothing any more, the log is not asked, and so tells of no
+        While it owns nothing, or may own nothing any more, the log is not read, and so reports no
         trouble.
         """
         if not self.steps.alive:
@@ -189,7 +190,7 @@ class Member:
             raise StoreUnavailable(f"the group's records can't be reached: {error}") from error
 
     def _attend(self) -> None:
-        """Between messages: tell the caller what changed, and let go of what has to go."""
+        """Between messages: report changes to the caller, and release what has to go."""
         if self._closed:
             self.require_open()
         if self.table.has_changes:
@@ -209,11 +210,11 @@ class Member:
         try:
             self._membership.release_what_is_finished()
         except StoreError:
-            # Not the caller's trouble: the background tries again.
+            # Not raised to the caller: the background tries again.
             self.background.wake()
 
     def came_back(self, owned: OwnedPartition) -> None:
-        """A worker thread has handled a message of the partition, or has given it up."""
+        """Note that a worker thread has handled a message of the partition, or given it up."""
         if self.table.came_back(owned):
             self._log_watch.wake()
 
@@ -250,7 +251,7 @@ class Member:
         self._hold_session.origin.refuse_child()
         if self._closed:
             raise Closed("the consumer was closed")
-        # Nobody knows yet what was handled: its end would undo a seek, or a commit not be undone.
+        # What was handled is not known yet: its end would undo a seek, or a commit not be undone.
         self.steps.owned_claims.refuse_inside_transaction()
 
     def health(self, *, stuck_after: float | None = None, lag_limit: int = 10_000) -> Health:
@@ -296,7 +297,7 @@ class Member:
                 return
             try:
                 if not self._closed:
-                    # A commit in the callback must not count the message that a loop has left.
+                    # A commit in the callback must not count the message at which a loop was left.
                     self.steps.leave_loop()
                     self._callbacks.tell_the_end(self.table, alive=self.steps.alive)
             finally:
@@ -317,7 +318,7 @@ class Member:
 
 
 class OneUser:
-    """Two who ask a consumer for messages would each count as handled what the other works on.
+    """Lets one thread at a time ask for messages: each call counts those of the last as handled.
 
     A block is noted by its thread, not locked: an interrupt may come before or after any line of
     this, and the thread that was interrupted has to be able to go on.
@@ -325,7 +326,7 @@ class OneUser:
 
     def __init__(self) -> None:
         self._user: int | None = None
-        # Whether a callback runs, from which nobody may ask for messages.
+        # Whether a callback runs, which must not ask for messages.
         self.in_callback = False
 
     def __enter__(self) -> None:
@@ -342,7 +343,7 @@ class OneUser:
 
 
 class LogWatch:
-    """Follows the table: armed anew when its partitions change. Wakes come from any thread."""
+    """A watch on the table's logs, armed anew when its partitions change; any thread wakes it."""
 
     def __init__(self, log: LogStore, table: PartitionTable) -> None:
         self._log = log
@@ -350,11 +351,11 @@ class LogWatch:
         self._watch: Watch | None = None
         self._version = -1
         self._closed = False
-        # Ends a wait for a store that does not answer: there may be no watch then.
+        # Ends a wait for a store that does not answer, when there may be no watch.
         self._nudge = threading.Event()
 
     def arm(self) -> None:
-        """Before the logs are looked at, so that nothing is missed in between.
+        """Arm the watch; call it before a look at the logs, so that nothing is missed in between.
 
         Once closed it stays so: every wait returns at once.
         """
@@ -374,7 +375,7 @@ class LogWatch:
             self._watch.wait(seconds)
 
     def wait_for_store(self, seconds: float) -> None:
-        """The same while the store does not answer: only `wake` or the time ends it."""
+        """Wait while the store does not answer: only `wake` or the time ends it."""
         if not self._closed:
             self._nudge.wait(seconds)
 

@@ -1,8 +1,8 @@
 """One member's work, step by step: fetch, hand out, count, commit, seek.
 
 Nothing in here waits and no thread is started, so the simulator drives the very code that the
-consumer's threads drive: the caller's thread takes those about messages, the background
-thread those of the membership and the commits.
+consumer's threads drive: the caller's thread takes the steps about messages, the background thread
+those of the membership and the commits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder
 from pxrs.config import ConsumerSettings
 from pxrs.consuming.fetcher import Fetcher
 from pxrs.consuming.in_hand import Extent, InFlight, Reached, Uncommitted, line_up
@@ -18,10 +19,8 @@ from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.consuming.partition_table import PartitionTable
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
-from pxrs.decoding import Decoder
 from pxrs.errors import (
     InvalidRequest,
-    OffsetOutOfRange,
     PxrsError,
     TopicNotFound,
 )
@@ -38,12 +37,12 @@ from pxrs.groups.owned_claims import (
 )
 from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
 from pxrs.stores.api import Stores
-from pxrs.topics import Topics, named
+from pxrs.topics import Topics, require_in_range
 from pxrs.types import Message, TopicPartition, Write
 
 
 class MemberSteps:
-    """A member of a group and what it works on. See `Consumer` for which thread does what.
+    """A member of a group, and its partitions and messages. See `Consumer` for its threads.
 
     `most_out`: how many messages may be out, where worker threads handle them.
     """
@@ -67,14 +66,14 @@ class MemberSteps:
         self._clock = clock
         self._settings = settings
         self._new_id = new_id
-        # With auto-commit they are committed soon, and nobody has to mean them.
+        # Only without auto-commit: otherwise they are committed soon anyway.
         self.uncommitted = Uncommitted()
         # The caller may still have messages that a transaction gave back when it failed.
         self.given_back = False
-        # When the caller was last given messages, None once it has asked for more; when it asked.
+        # When the caller last got messages, None once it has asked for more; and when it asked.
         self.handed_at: float | None = None
         self.asked_at = clock.monotonic()
-        # Since when worker threads have been at the message that each is at, by thread.
+        # By worker thread: since when it has had its current message.
         self.working_since: dict[int, float] = {}
         self.table = PartitionTable(
             commits_handled=settings.auto_commit,
@@ -109,15 +108,15 @@ class MemberSteps:
 
     @property
     def alive(self) -> bool:
-        """Whether no other can have taken this member's place, by its own clock."""
+        """Whether no other member can have taken its partitions, by its own clock."""
         session = self.membership.session
         return session is not None and session.remaining() > 0
 
     def hand_out(self, most: int, *, to_workers: bool = False) -> list[InFlight]:
-        """Fetched messages for the caller, at most so many; none once the lease may be over.
+        """Fetched messages for the caller, at most `most`; none once the lease may be over.
 
-        `to_workers`: its worker threads handle them, in any order, and note at the partitions and
-        in `working_since` what they are at.
+        `to_workers`: its worker threads handle them, in any order, and note their current message
+        at the partition and in `working_since`.
         """
         with self.table.lock:
             flights = self.table.hand_out(most) if self.alive else []
@@ -131,7 +130,7 @@ class MemberSteps:
         """The flights' messages; they are handled when `finish` is called."""
         for flight in flights:
             flight.seen = len(flight.messages)
-        # A list of the caller's own: it may sort it, or take from it, and the flights still count.
+        # The caller gets its own list: it may sort it, or take from it; the flights still count.
         return list(chain.from_iterable(flight.messages for flight in flights))
 
     def one_by_one(self, flights: list[InFlight]) -> Iterator[Message]:
@@ -147,8 +146,8 @@ class MemberSteps:
                 for message in flight.messages if self._begin(flight) else ():
                     if owned.turn != turn:
                         break
-                    # The lease has to be looked at for every message: a handler can take long,
-                    # a process can be stopped. Asking the session each time is too slow.
+                    # The lease has to be checked for every message: a handler can take long, a
+                    # process can be stopped. To ask the session each time is too slow.
                     if (at := now()) >= until and (until := self.membership.safe_until()) <= now():
                         break
                     self.handed_at = at
@@ -161,7 +160,7 @@ class MemberSteps:
             self._end(flights)
 
     def by_partition(self, flights: list[InFlight]) -> Iterator[list[Message]]:
-        """Each flight whole; one is handled when the next one is asked for."""
+        """The messages of each flight at once; one is handled when the next one is asked for."""
         try:
             line_up(flights, self.table.lock)
             for flight in flights:
@@ -175,16 +174,16 @@ class MemberSteps:
             self._end(flights)
 
     def _begin(self, flight: InFlight) -> bool:
-        """Whether a loop may show it. From then on its partition is in the caller's hands."""
+        """Whether a loop may show the flight. From then on the caller has it in hand."""
         with self.table.lock:
             flight.begun = flight.owned.turn == flight.turn
         self.given_back &= not flight.begun
         return flight.begun
 
     def finish(self) -> None:
-        """All that the caller has seen is handled; what it has not seen will be handed out again.
+        """Count all that the caller has seen as handled; the rest will be handed out again.
 
-        A loop that was left has ended its flights itself: of those nothing is counted here.
+        A loop that was left has ended its flights itself: nothing of those is counted here.
         """
         with self.table.lock:
             for flight in self.table.in_flight:
@@ -193,12 +192,12 @@ class MemberSteps:
             self.uncommitted.clear()
 
     def _end(self, flights: list[InFlight]) -> None:
-        """Count what was handled in the flights and give back the rest; no handler is at them."""
+        """Count what was handled in the flights and give back the rest; no handler has them now."""
         with self.table.lock:
             ended = [flight for flight in self.table.in_flight if flight in flights]
             for flight in ended:
-                # An interrupt may come anywhere here: until they are forgotten, all of it can be
-                # done once more, and counts no more than this.
+                # An interrupt may come anywhere here: until they are forgotten, all of this can be
+                # done once more, with the same result.
                 flight.seen = flight.handled
                 flight.count(flight.handled)
                 if flight.handled and not self._settings.auto_commit and flight.is_uncommitted:
@@ -210,9 +209,9 @@ class MemberSteps:
             ]
 
     def did_not_arrive(self, error: BaseException) -> None:
-        """The caller gets this instead of messages: all that is not handled comes again.
+        """Note that the caller gets this error, not messages: all not handled is handed out again.
 
-        After Ctrl-C it is not known what was handed out; errors of our own come before that.
+        After Ctrl-C it is not known what was handed out; errors of pxrs come before that.
         """
         if isinstance(error, PxrsError):
             return
@@ -221,19 +220,19 @@ class MemberSteps:
             self.table.hand_out_again()
 
     def give_back_all(self) -> None:
-        """Nothing of what the caller has counts: all of it comes again, from the checkpoints."""
+        """Count nothing of what the caller has: all of it comes again, from the checkpoints."""
         with self.table.lock:
             self.table.in_flight = []
             self.uncommitted.clear()
             self.table.rewind([owned for owned in self.table.partitions.values() if owned.started])
 
     def leave_loop(self) -> None:
-        """The loop goes no further: the message that it shows is not handled."""
+        """End the loop: the message that it shows is not handled."""
         with self.table.lock:
             self._end([flight for flight in self.table.in_flight if flight.in_loop])
 
     def pause(self, parts: Collection[TopicPartition]) -> None:
-        """Hand out nothing of these; what a loop has not shown yet waits for `resume`, too."""
+        """Hand out nothing of these; messages that a loop has not shown wait for `resume`, too."""
         with self.table.lock:
             self.table.pause(parts, paused=True)
             for flight in self.table.in_flight:
@@ -247,7 +246,7 @@ class MemberSteps:
                 flight.count(flight.handled)
 
     def in_hand_since(self) -> float | None:
-        """Since when the caller, or a worker thread, has been at the same message."""
+        """Since when the caller, or a worker thread, has had the same message."""
         handed_at = self.handed_at if self.table.in_flight else None
         return min(list(self.working_since.values()), default=handed_at)
 
@@ -280,7 +279,7 @@ class MemberSteps:
             return True
 
     def owned_partition(self, topic: str, partition: int) -> OwnedPartition:
-        """The partition if it is owned now, or is about to be given away; else raises `Fenced`."""
+        """The partition if it is owned now, or about to be given away; else raises `Fenced`."""
         part = TopicPartition(topic, partition)
         if (owned := self.table.partitions.get(part)) is None:
             raise not_owned(part, self._topics)
@@ -289,7 +288,7 @@ class MemberSteps:
     # Committing
 
     def commit_handled(self) -> frozenset[TopicPartition]:
-        """Commit what was handled by now; the partitions that turned out to be lost.
+        """Commit what was handled by now; returns the partitions that turned out to be lost.
 
         Marks are taken and written under one lock: a seek in between would be undone.
         """
@@ -298,10 +297,10 @@ class MemberSteps:
             return self.commit(self.table.marks())
 
     def commit_empty(self) -> frozenset[TopicPartition]:
-        """Commit that a source has nothing for some partitions; those that turned out to be lost.
+        """Commit that a source has nothing for some partitions; returns those that were lost.
 
-        For callers that commit by themselves: they have no message to commit there, and whoever
-        takes over would read all of it again.
+        For callers that commit by themselves: they have no message to commit there, and a member
+        that takes over would read all of it again.
         """
         with self.owned_claims.lock:
             return self.commit(self.table.empty_marks())
@@ -320,7 +319,7 @@ class MemberSteps:
             )
 
     def commit_up_to(self, extent: Extent) -> frozenset[TopicPartition]:
-        """Commit what the caller had seen, and no more; the partitions that were lost."""
+        """Commit what the caller had seen, and no more; returns the partitions that were lost."""
         with self.owned_claims.lock:
             gone = {owned for owned in extent.partitions if not self._holds(owned)}
             with self.table.lock:
@@ -336,7 +335,8 @@ class MemberSteps:
     def drop_stale(self) -> frozenset[TopicPartition]:
         """Forget what is in hand of partitions that were lost, even if claimed again since.
 
-        Under the claims' lock: what is lost and claimed in between is not what was handed out.
+        Under the claims' lock: a partition that is lost and claimed in between is not the one
+        whose messages were handed out.
         """
         with self.table.lock:
             stale = [flight for flight in self.table.in_flight if not self._holds(flight.owned)]
@@ -347,11 +347,11 @@ class MemberSteps:
             return frozenset(flight.owned.part for flight in stale if flight.seen) | lost
 
     def _is_current(self, owned: OwnedPartition) -> bool:
-        """Whether what was found out is still about this partition. Under the claims' lock."""
+        """Whether this is still the same ownership of the partition. Under the claims' lock."""
         return self.table.partitions.get(owned.part) is owned and self._holds(owned)
 
     def _holds(self, owned: OwnedPartition) -> bool:
-        """Whether the partition is still held under the epoch that the partition was taken with."""
+        """Whether the partition is still owned under the epoch with which it was claimed."""
         owned_claim = self.owned_claims.get(owned.part)
         return (
             owned_claim is not None
@@ -360,14 +360,14 @@ class MemberSteps:
         )
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> frozenset[TopicPartition]:
-        """Commit these marks; the partitions that turned out to be lost."""
+        """Commit these marks; returns the partitions that turned out to be lost."""
         if not marks:
             return frozenset()
         with self.owned_claims.lock:
             return self._note(self.owned_claims.commit(marks))
 
     def _note(self, applied: Applied) -> frozenset[TopicPartition]:
-        """Let the table know what stands in the claims now; the partitions that were lost.
+        """Note in the table what the claims have now; returns the partitions that were lost.
 
         A mark behind its claim has changed nothing.
         """
@@ -379,7 +379,7 @@ class MemberSteps:
         return applied.lost
 
     def commit_with(self, owned: OwnedPartition, checkpoint: int, also: Sequence[Write]) -> None:
-        """Commit this checkpoint of a partition together with other records, or none of it.
+        """Commit this checkpoint of a partition together with other records, all or none.
 
         Raises `Fenced` if the partition was lost. A checkpoint never goes back.
         """
@@ -398,7 +398,7 @@ class MemberSteps:
             applied = change()
         except BaseException as error:
             if leaves_doubt(error):
-                # Claiming it again will tell where it goes on.
+                # To claim it again will show where it goes on.
                 self.table.gone([owned.part], lost=True)
             raise
         if applied.lost:
@@ -407,7 +407,7 @@ class MemberSteps:
         return applied
 
     def ask(self) -> Extent:
-        """Ask for a commit of what the caller has seen, at the latest when it is given away."""
+        """Ask for a commit of what the caller has seen, made at the latest when giving it up."""
         with self.table.lock:
             extent = self.extent()
             self.table.ask(extent.marks(self.table.partitions))
@@ -415,7 +415,7 @@ class MemberSteps:
             return extent
 
     def commit_asked(self, extents: Iterable[Extent]) -> frozenset[TopicPartition]:
-        """Commit what was asked for, and no more; what was lost of it, and of these since."""
+        """Commit what was asked for, and no more; returns what was lost of it."""
         with self.owned_claims.lock:
             lost = {
                 owned.part
@@ -426,10 +426,10 @@ class MemberSteps:
             return self.commit(self.table.asked()) | lost
 
     def commit_message(self, message: Message) -> frozenset[TopicPartition]:
-        """Commit everything up to one message; the partition if it was lost.
+        """Commit everything up to one message; returns the partition if it was lost.
 
-        Under one lock: a partition that is lost and claimed in between, of a topic that was made
-        again even, is not the one that the message is of.
+        Under one lock: a partition that is lost and claimed in between, even of a topic that was
+        made again, is not the one of this message.
         """
         with self.owned_claims.lock:
             return self.commit(self._mark_of(message))
@@ -460,10 +460,7 @@ class MemberSteps:
         self._seek(self.owned_partition(topic, partition), offset)
 
     def _seek(self, owned: OwnedPartition, offset: int, why: str = "") -> None:
-        with named(owned.part.topic):
-            held = self._log.bounds(owned.where.topic_id)[owned.part.partition]
-        if not held.start <= offset <= held.end:
-            raise OffsetOutOfRange(*owned.part, offset, *held)
+        require_in_range(self._log, owned.where, owned.part.topic, offset)
         reset = Reset(
             topic=owned.part.topic,
             partition=owned.part.partition,

@@ -16,7 +16,7 @@ from pxrs.types import Fence, LogPartition, Message
 
 
 class OwnedPartition:
-    """One partition at the table."""
+    """One partition of the table."""
 
     __slots__ = (
         "asked",
@@ -29,6 +29,7 @@ class OwnedPartition:
         "full",
         "goodbye",
         "handed",
+        "incarnation",
         "key",
         "last_read",
         "origin",
@@ -53,7 +54,7 @@ class OwnedPartition:
         self.where = LogPartition(topic.id, owned_claim.part.partition)
         # How many partitions the topic has.
         self.siblings = topic.partitions
-        # The claim's: a topic that was made again is another one.
+        # The claim's key: a topic that was made again has another one.
         self.key = owned_claim.key
         self.epoch = owned_claim.epoch
         self.fence = Fence(owned_claim.part.topic, owned_claim.part.partition, owned_claim.epoch)
@@ -65,9 +66,9 @@ class OwnedPartition:
         # Whether it was given away, with its last checkpoint.
         self.released = False
         self.paused = False
-        # Raised whenever what was handed out before is not to be worked on any more.
+        # Raised whenever messages that were handed out must not be worked on any more.
         self.turn = 0
-        # Whether the caller has been told that it goes, or need not be.
+        # Whether the caller knows that it goes, or need not know.
         self.goodbye = True
         # Known once the start is: a claim without a checkpoint has to ask the log first.
         self.progress: Progress | None = None
@@ -77,18 +78,20 @@ class OwnedPartition:
         self.position = -1
         # The batch before the position, as far as it was read by this owner.
         self.last_read: LastRead | None = None
+        # The incarnation of the log in which it was begun, once that is known.
+        self.incarnation: int | None = None
         self.handed = -1
-        # Handed out up to here before it was to go and stayed after all: with the caller still.
+        # Handed out up to here when it was to go and then stayed: the caller still has these.
         self.shown = -1
         self.buffer: list[Message] = []
         # How many messages of the buffer, the last ones, were not handed out.
         self.waiting = 0
         # How many bytes were fetched for the buffer.
         self.size = 0
-        # How many messages are with others, where that is counted, and whether those are enough.
+        # How many messages worker threads have, where that is counted, and whether that is enough.
         self.out = 0
         self.full = False
-        # How many worker threads are at a message of it. Under the table's lock.
+        # How many worker threads have a message of it in hand. Under the table's lock.
         self.working = 0
 
     @property
@@ -100,8 +103,8 @@ class OwnedPartition:
     def window_is_full(self) -> bool:
         """Whether no more gaps can be remembered: the oldest has to close first.
 
-        If that was not handed out, nothing is about to close it: an owner that begins with a full
-        window has to go on.
+        If the oldest was not handed out, nothing is about to close it: an owner that begins with a
+        full window has to go on.
         """
         progress = self.progress
         return progress is not None and progress.full and self.handed > progress.checkpoint
@@ -111,7 +114,7 @@ class OwnedPartition:
         return self.progress is not None
 
     def gap(self) -> Mark | None:
-        """Its progress, if nothing was handed out that is not committed: the source has a gap."""
+        """Its progress, if all that was handed out is committed: then the source has a gap."""
         since = self.origin if self.checkpoint is None else self.checkpoint
         if self.handed > since or self.asked is not None or self.shown > since:
             return None
@@ -128,7 +131,7 @@ class OwnedPartition:
         self.shown = -1
 
     def rewind(self) -> None:
-        """Go back to what was committed, or shall be: a caller that asked for that relies on it."""
+        """Go back to what was committed, or was asked to be: a caller that asked relies on it."""
         asked = self.asked
         self.start(self.origin if self.checkpoint is None else self.checkpoint)
         if asked is not None:
@@ -136,21 +139,21 @@ class OwnedPartition:
             self.go_to(asked.checkpoint)
 
     def found(self, owned_claim: OwnedClaim) -> None:
-        """The claim has another checkpoint than was known here."""
+        """Adopt the checkpoint of the claim, which differs from the one known here."""
         self.checkpoint, self.done = owned_claim.claim.checkpoint, owned_claim.claim.done
         if self.asked is not None and (self.checkpoint or 0) >= self.asked.checkpoint:
             self.asked = None
 
     def go_to(self, offset: int) -> None:
-        """Fetch from this offset next; what was fetched or handed out before is void."""
+        """Fetch from this offset next; messages fetched or handed out before are void."""
         self.position = self.handed = offset
         self.buffer, self.waiting = [], 0
         self.turn += 1
-        # Whoever hands out counts anew.
+        # `hand_out` counts anew.
         self.full = False
 
     def stay(self) -> None:
-        """It was to go, and stays after all: what a loop has not shown is fetched again."""
+        """Keep a partition that was to go: messages that a loop has not shown are fetched again."""
         self.goodbye = True
         if self.progress is not None:
             self.shown = max(self.shown, self.handed)
@@ -191,7 +194,7 @@ class OwnedPartition:
         return messages
 
     def finish(self, start: int, end: int) -> None:
-        """The messages from `start` up to `end` were handled."""
+        """Note that the messages from `start` up to `end` were handled."""
         if self.progress is not None:
             self.progress.finish(start, end)
 

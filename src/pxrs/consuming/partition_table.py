@@ -1,4 +1,4 @@
-"""The partitions a consumer works on: what to fetch, what was handed out, what was handled.
+"""The partitions of a consumer: what to fetch, what was handed out, what was handled.
 
 Each is an `OwnedPartition`. The group's thread and the consumer's share the table under one lock;
 reading the log happens outside of it.
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 class PartitionTable:
-    """All partitions. `PartitionWork` says what the group's thread asks of it."""
+    """All partitions. See `PartitionWork` for the part that the group's thread calls."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class PartitionTable:
         self._commits_handled = commits_handled
         self._asks = asks_before_release
         # How many messages may be out at a time. Every partition has an equal share of it: one
-        # whose messages do not come back must not keep the others from theirs.
+        # whose messages do not come back must not use up that of the others.
         self._most_out = most_out
         self._order: list[OwnedPartition] = []
-        # What the caller believes to own. It is told the difference, not what has happened: it
+        # What the caller believes to own. The difference is reported, not each event: the caller
         # need not hear of what came and went, and is never asked to tidy up what it has lost.
         self._told: dict[TopicPartition, OwnedPartition] = {}
         self.has_changes = False
-        # Raised with every change: whoever waits for messages looks again.
+        # Raised with every change: a thread that waits for messages looks again.
         self.version = 0
 
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
@@ -110,7 +110,7 @@ class PartitionTable:
             for owned in gone:
                 owned.turn += 1
                 if owned.state == "owned" and not lost:
-                    # Its member leaves the group: nothing is meant for it any more.
+                    # The member leaves the group: it has no target any more.
                     owned.state = move(owned.state, "given up")
                 owned.state = move(owned.state, "fenced" if lost else "released")
                 owned.released = not lost
@@ -149,7 +149,7 @@ class PartitionTable:
             return None
 
     def forget_told(self) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """Returns what the caller was told to own: what it still does, and what it has lost."""
+        """Returns the partitions reported to the caller: those still owned, and those lost."""
         with self.lock:
             told, self._told = self._told, {}
             kept = {part for part, owned in told.items() if self.partitions.get(part) is owned}
@@ -170,7 +170,7 @@ class PartitionTable:
         return Change(kind, {part: checkpoints.get(part) for part in parts})
 
     def said_goodbye(self, parts: Iterable[TopicPartition]) -> None:
-        """The caller knows that these go."""
+        """Note that the caller knows that these go."""
         with self.lock:
             for part in parts:
                 if part in self.partitions:
@@ -188,6 +188,7 @@ class PartitionTable:
             if owned is not None:
                 owned.checkpoint, owned.done = offset, ()
                 owned.last_read = None
+                owned.incarnation = None
                 owned.start(offset)
                 self.version += 1
 
@@ -199,7 +200,7 @@ class PartitionTable:
         position: int,
         last_read: LastRead | None = None,
     ) -> bool:
-        """Put fetched messages at a partition, unless it went, or was sent elsewhere, meanwhile."""
+        """Put fetched messages into a partition, unless it went, or moved on, meanwhile."""
         with self.lock:
             if self.partitions.get(owned.part) is not owned or owned.state != "owned":
                 return False
@@ -210,12 +211,12 @@ class PartitionTable:
             return owned.waiting > 0
 
     def give_back(self, owned: OwnedPartition, handed: int) -> None:
-        """Give back what was handed out from this offset on: it was not looked at."""
+        """Give back what was handed out from this offset on: it was not handled."""
         with self.lock:
             owned.go_to(min(owned.handed, handed))
 
     def hand_out_again(self) -> None:
-        """Go back to what was handled, everywhere; nothing of it is taken back."""
+        """Go back, in all partitions, to what was handled; that stays handled."""
         with self.lock:
             for owned in self.partitions.values():
                 if owned.progress is not None:
@@ -248,7 +249,7 @@ class PartitionTable:
             }
 
     def empty_marks(self) -> dict[TopicPartition, Mark]:
-        """Returns the progress of those that moved though nothing of them was handed out."""
+        """Returns the progress of partitions that moved though nothing of them was handed out."""
         with self.lock:
             return {
                 part: mark
@@ -257,7 +258,7 @@ class PartitionTable:
             }
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        """These were written."""
+        """Note that these marks were written."""
         with self.lock:
             for part, mark in marks.items():
                 owned = self.partitions.get(part)
@@ -267,19 +268,19 @@ class PartitionTable:
                         owned.asked = None
 
     def ask(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        """These shall be committed, at the latest when the partitions are given away."""
+        """Note marks to be committed, at the latest when the partitions are given up."""
         with self.lock:
             for part, mark in marks.items():
                 self.partitions[part].asked = mark
 
     def asked(self) -> dict[TopicPartition, Mark]:
-        """Returns the progress that shall be committed and is not yet."""
+        """Returns the marks that were asked to be committed and are not yet."""
         with self.lock:
             partitions = self.partitions.items()
             return {part: owned.asked for part, owned in partitions if owned.asked is not None}
 
     def owned(self) -> list[OwnedPartition]:
-        """Partitions that may be worked on, those served last at the end."""
+        """Partitions that may be worked on; those served last are at the end."""
         with self.lock:
             return [owned for owned in self._order if owned.state == "owned" and not owned.paused]
 
@@ -292,7 +293,7 @@ class PartitionTable:
         ]
 
     def forget_idle(self, most_bytes: int) -> None:
-        """Drop what was fetched for partitions that can't be served now, if it is too much."""
+        """Drop buffers of partitions that can't be served now, if they are too large together."""
         with self.lock:
             idle = [owned for owned in self.partitions.values() if owned.waiting]
             idle = [owned for owned in idle if owned.full or owned.paused]
@@ -306,7 +307,7 @@ class PartitionTable:
         return any(owned.waiting and not owned.full for owned in self.owned())
 
     def hand_out(self, most: int) -> list[InFlight]:
-        """Messages from the buffers, at most so many, each partition's in order."""
+        """Messages from the buffers, at most `most`, each partition's in order."""
         out: list[InFlight] = []
         with self.lock:
             for owned in self.owned():
@@ -324,7 +325,7 @@ class PartitionTable:
         return out
 
     def came_back(self, owned: OwnedPartition) -> bool:
-        """A message was handled or given up. Returns whether the partition can give more again."""
+        """Note that a message was handled or given up; returns whether there is room again."""
         with self.lock:
             owned.out -= 1
             if not owned.full or owned.out > self._share() // 2:

@@ -9,8 +9,8 @@ from typing import Generic, Literal
 
 from pxrs.arguments import check_time, check_whole
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder, cut, has_messages, messages_of
 from pxrs.consuming.continuity import LastRead, goes_on, last_read
-from pxrs.decoding import Decoder, cut, has_messages, messages_of
 from pxrs.errors import (
     InvalidRequest,
     MessagesLost,
@@ -20,7 +20,7 @@ from pxrs.errors import (
     quoted,
 )
 from pxrs.stores.api import LogStore, Watch
-from pxrs.topics import is_virtual
+from pxrs.topics import is_virtual, offset_at, require_in_range
 from pxrs.types import Bounds, Fence, Fetched, LogPartition, Message, StoredBatch, Topic, Value
 
 FETCH_BYTES = 2**20
@@ -55,9 +55,9 @@ class Reader(Generic[Value]):
         """Messages from `offset` on, at most `max_records`; none at the end, it does not wait.
 
         `OffsetOutOfRange` before the start or past the end. `DamagedBatch` where a stored
-        batch fails its checksum; its `next_offset` is where to go on without it. What a serde
-        raises comes with a note that names the message. All are raised only when they stand
-        at `offset`: what lies before them is returned first.
+        batch fails its checksum; its `next_offset` is where to go on without it. An error of a
+        serde has a note that names the message. All are raised only for the message at `offset`:
+        messages before it are returned first.
         """
         where = self._partition(partition)
         check_whole("offset", offset)
@@ -99,7 +99,7 @@ class Reader(Generic[Value]):
         where = self._partition(partition)
         check_time("timestamp", timestamp)
         with self._named():
-            return self._decoder.offset_at(self._log, where, self._fences[partition], timestamp)
+            return offset_at(self._log, where, self._fences[partition], timestamp)
 
     def follow(
         self,
@@ -110,11 +110,10 @@ class Reader(Generic[Value]):
         """Messages as they come, of all partitions unless some are named; blocks in between.
 
         Ends when nothing has come for `timeout` seconds, never by default. Positions are fixed
-        when this is called: what is sent after that is seen. A `start` for each partition names
-        the partitions too. Nothing is passed over in silence: where retention has removed what
-        comes next it ends with `OffsetOutOfRange`, whose `start` is where to follow again, with
-        `MessagesLost` where the engine lost what was read, and with `DamagedBatch` and serde errors
-        as `read`.
+        when this is called: messages sent after that are seen. A `start` for each partition names
+        the partitions too. No message is skipped in silence: it ends with `OffsetOutOfRange` where
+        retention has removed the next one (follow again from its `start`), with `MessagesLost`
+        where the engine lost messages, and with `DamagedBatch` and serde errors as `read`.
         """
         return Follower(self, partitions, start, timeout).messages()
 
@@ -129,7 +128,7 @@ class Reader(Generic[Value]):
                 f"start must be an offset, 'earliest' or 'latest', got {quoted(start)}"
             )
         if not held.start <= start <= held.end:
-            raise OffsetOutOfRange(self.topic.name, partition, start, *held)
+            require_in_range(self._log, self._where[partition], self.topic.name, start)
         return start
 
     def _fetch(self, where: LogPartition, offset: int) -> Fetched:
@@ -138,7 +137,7 @@ class Reader(Generic[Value]):
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """The log knows topics by their id only; people know them by their name."""
+        """Puts the topic's name into errors of the log, which only knows its id."""
         try:
             yield
         except TopicNotFound:
@@ -162,7 +161,7 @@ class Reader(Generic[Value]):
 
 
 class Follower:
-    """The iterator of `follow`: positions, and a watch on what comes after them."""
+    """The iterator of `follow`: positions, and a watch on messages after them."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class Follower:
             number: reader._start(number, where)
             for number, where in _starts(reader.topic, partitions, start)
         }
-        # Whose turn it is to be fetched: a busy partition must not keep the others waiting.
+        # The order in which partitions are fetched: a busy one must not keep the others waiting.
         self._turns = deque(self._positions)
         self._timeout = timeout
         self._fetched: deque[tuple[int, StoredBatch]] = deque()
@@ -223,7 +222,7 @@ class Follower:
         self._interrupted = False
 
     def _look(self) -> list[Message]:
-        """Some of what there is, in order per partition."""
+        """Some of the messages there are, in order per partition."""
         if not self._fetched:
             self._fetch()
         found: list[Message] = []
@@ -234,8 +233,8 @@ class Follower:
                 messages = self._reader._cut(number, batch, self._positions[number])
                 self._reader._decoder.deserialize_into(found, messages)
             except Exception:
-                # A damaged batch or bad message stays where it is; what stands before it is
-                # handed out first.
+                # A damaged batch or bad message stays next; messages before it are handed out
+                # first.
                 if len(found) > before:
                     self._positions[number] = found[-1].offset + 1
                 if found:
@@ -255,7 +254,7 @@ class Follower:
                 if any(map(has_messages, batches)):
                     self._fetched.extend((number, batch) for batch in batches)
                     return
-                # A source has nothing for this partition up to there.
+                # A source has no rows for this partition up to there.
                 self._positions[number] = batches[-1].next
 
     def _next_batches(self, where: LogPartition) -> list[StoredBatch]:
@@ -276,7 +275,7 @@ class Follower:
         return fetched.batches
 
     def _wait(self) -> bool:
-        """Until something may have come; false when it has been quiet for too long."""
+        """Wait until messages may have come; false when it has been quiet for too long."""
         now = self._reader._clock.monotonic()
         if self._quiet_since is None:
             self._quiet_since = now
@@ -295,10 +294,10 @@ class Follower:
 def _starts(
     topic: Topic, partitions: Sequence[int] | None, start: Start | Mapping[int, Start]
 ) -> list[tuple[int, Start]]:
-    """Returns where to start, for each partition wanted."""
+    """Returns the start of each wanted partition."""
     if isinstance(start, Mapping):
         if partitions is not None:
-            raise InvalidRequest("name the partitions either in `start` or in `partitions`")
+            raise InvalidRequest("partitions must be named either in `start` or in `partitions`")
         if not start:
             raise InvalidRequest("start must name at least one partition, got {}")
         return list(start.items())

@@ -13,7 +13,7 @@ from pxrs.topics import Topics
 class Subscription:
     """One name, several, or a compiled regular expression that has to match a name whole.
 
-    Dead letters of a topic that matches are left out: they are messages of that topic once more.
+    Dead-letter topics of matching topics are left out: they have messages of these topics again.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Subscription:
         topics: Topics,
         on_failure: OnFailure | None = None,
     ) -> None:
-        """`on_failure`: dead letters must not be consumed by whom they are written for."""
+        """`on_failure`: a run must not consume the dead letters that it writes."""
         self._topics = topics
         self._letters = on_failure if isinstance(on_failure, DeadLetter) else None
         self._pattern: re.Pattern[str] | None = None

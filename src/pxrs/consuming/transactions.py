@@ -5,8 +5,8 @@ that this member last wrote. A stale owner's transaction finds another version a
 whole, the caller's own statements included.
 
 A connection of the caller's is lent for the block: what it had begun before becomes part of it,
-and pxrs ends it either way. If the caller committed, positions would have moved past messages of
-which it is not known yet whether they count.
+and pxrs ends it either way. If the caller committed, positions would have moved past messages
+before it is known whether they count.
 
 Nothing in here waits and no thread is started: the simulator drives this very code.
 """
@@ -55,10 +55,10 @@ class Checkpoint:
         self._steps: list[Step] = []
 
     def begin(self, *, lent: bool = False) -> None:
-        """From now on no other thread of this process commits checkpoints.
+        """Keep other threads of this process from committing checkpoints, until `end`.
 
-        Before the database's writer is taken: whoever commits checkpoints takes them in this
-        order. A `lent` connection may hold the writer already: then they have to give way.
+        Before the database's writer is taken: all threads that commit checkpoints take the two in
+        this order. A `lent` connection may hold the writer already: then they have to give way.
         """
         self._owned_claims.refuse_inside_transaction()
         self._owned_claims.wanted = lent
@@ -76,13 +76,13 @@ class Checkpoint:
             raise
 
     def end(self) -> None:
-        """The end of what `begin` began."""
+        """End what `begin` began."""
         self._owned_claims.transacting = None
         self._owned_claims.lock.release()
 
     @property
     def is_staged(self) -> bool:
-        """Whether a claim is written that tells, afterwards, whether the commit happened."""
+        """Whether a claim is written, which shows afterwards whether the commit happened."""
         return bool(self._steps)
 
     def stage(self, atomic: Atomic) -> None:
@@ -99,16 +99,16 @@ class Checkpoint:
         atomic.write(*(step.put for step in self._steps))
 
     def rewind_after(self, error: BaseException) -> None:
-        """Hand it all out again, unless the same messages are about to be tried again."""
+        """Hand all messages out again, unless the transaction is about to be retried with them."""
         if not (self.keeps_on_conflict and isinstance(error, TransactionConflict)):
             self._work.rolled_back()
 
     def succeeded(self, versions: Mapping[str, int]) -> None:
-        """The commit was done."""
+        """Note that the commit was done."""
         self._record(self._steps, versions)
 
     def refused(self, current: Mapping[str, Versioned | None]) -> None:
-        """A check did not hold, and nothing was done: was it lost, or only moved? Raises."""
+        """Raise after a failed check, with nothing done: was a partition lost, or only moved?"""
         verdicts = self._judge(current)
         moved = self._owned_claims.refresh(
             each.owned_claim for each in verdicts.values() if isinstance(each, Behind)
@@ -120,7 +120,7 @@ class Checkpoint:
             self._work.rolled_back()
             raise fenced(lost)
         if moved:
-            # Of the messages in hand some may be handled by now, or some before them not.
+            # Some messages in hand may be handled by now, or some before them may not be.
             self.keeps_on_conflict = False
             self._work.rolled_back()
             raise TransactionConflict(
@@ -140,16 +140,17 @@ class Checkpoint:
         }
 
     def not_committed(self) -> None:
-        """Nothing was done, and the same may be tried again. Raises."""
+        """Raise a conflict: nothing was done, and the transaction may be retried."""
         conflict = TransactionConflict("the transaction was not committed; run it again")
         self.rewind_after(conflict)
         raise conflict
 
     def happened(self, doubt: BaseException) -> bool:
-        """No answer came. The claims tell, once a write of our own stands in them.
+        """Find out after a lost answer whether it was done: by a write of our own to the claims.
 
-        It waits for the transaction if that holds their locks. If it can be made, the transaction
-        finds other versions whenever it arrives, and never lands: a mere look would not prove that.
+        The write waits for the transaction if that holds their locks. If the write succeeds, the
+        transaction finds other versions whenever it arrives, and never lands: a mere look would
+        not prove that.
         """
         touched = self._owned_claims.steps_to_touch(step.part for step in self._steps)
         try:
@@ -157,7 +158,7 @@ class Checkpoint:
                 [step.check for step in touched], [step.put for step in touched]
             )
         except BaseException as error:
-            # Nothing may be worked on that is known so little of; claiming it again will tell.
+            # These partitions must not be worked on in doubt; to claim them again will show.
             self._owned_claims.doubt(self._steps)
             self._work.lost(frozenset(step.part for step in self._steps))
             if not isinstance(error, PxrsError):
@@ -172,21 +173,21 @@ class Checkpoint:
         return True
 
     def _find_out(self, current: Mapping[str, Versioned | None], doubt: BaseException) -> None:
-        """Something has changed the claims; it returns if that was the transaction itself."""
+        """Judge claims that have changed; returns if the transaction itself has changed them."""
         verdicts = self._judge(current)
         mine = [step for step in self._steps if isinstance(verdicts.get(step.part), Happened)]
         others = frozenset(step.part for step in self._steps if step not in mine)
         if not mine:
             if any(not isinstance(verdicts.get(part), Lost) for part in others):
-                # A claim that is as it was, or was changed by another write of ours, proves that
-                # it did not happen.
+                # A claim that is as before, or was changed by another write of ours, proves that
+                # the transaction did not happen.
                 self.refused(current)
             self._lose(others)
             raise OutcomeUnknown(
                 "the transaction got no answer, and the members that took its partitions over have "
                 f"overwritten the evidence: {names_of(others)}"
             ) from doubt
-        # One of them proves all: they were one commit. The others were taken after it.
+        # One of them proves all: they were one commit. Others were taken over after it.
         self._lose(others)
         self._record(mine, {key: found.version for key, found in current.items() if found})
 
@@ -203,8 +204,8 @@ class Checkpoint:
 class Transaction(UnitOfWork[str | bytes]):
     """Leaving the block commits, leaving it by an exception rolls back and hands out again."""
 
-    def __init__(self, table: Context, checkpoint: Checkpoint, connection: Any = None) -> None:
-        super().__init__(table, connection=None if connection is None else Lent(connection))
+    def __init__(self, shared: Context, checkpoint: Checkpoint, connection: Any = None) -> None:
+        super().__init__(shared, connection=None if connection is None else Lent(connection))
         self._checkpoint = checkpoint
         self._has_one_try = True
         self._inside = False
@@ -218,10 +219,10 @@ class Transaction(UnitOfWork[str | bytes]):
         self._checkpoint.begin(lent=self._given is not None)
         try:
             if self._given is not None:
-                # The caller need not ask for the connection: it has it.
+                # The caller has the connection already, and will not ask for it.
                 self._open_atomic()
         except BaseException as error:
-            # One that never began is left by an exception too: the next poll must not count it.
+            # To fail here is to leave it by an exception: the next poll must not count it.
             try:
                 self._checkpoint.rewind_after(error)
             finally:
@@ -254,7 +255,7 @@ class Transaction(UnitOfWork[str | bytes]):
         try:
             atomic = self._open_atomic()
             self._checkpoint.stage(atomic)
-            # Claims tell afterwards whether it was done; where there are none, the unit does.
+            # Claims show afterwards whether it was done; where there are none, the unit does.
             has_items = bool(self._held.taken or self._put)
             needs_unit = has_items or not self._checkpoint.is_staged
             self._stage(atomic, self._change() if needs_unit else None)
@@ -264,7 +265,7 @@ class Transaction(UnitOfWork[str | bytes]):
         self._land(atomic)
 
     def _land(self, atomic: Atomic) -> None:
-        """Commit, and find out what became of it."""
+        """Commit, and find out the outcome if there is doubt."""
         checkpoint = self._checkpoint
         try:
             atomic.__exit__(None, None, None)
@@ -281,7 +282,7 @@ class Transaction(UnitOfWork[str | bytes]):
             checkpoint.rewind_after(error)
             raise
         except BaseException as error:
-            # Ctrl-C, or something of the caller's that its session calls: before or after?
+            # Ctrl-C, or an error of the caller's code in its session: before the commit or after?
             self._leave_block(error)
             if not self._happened(error):
                 checkpoint.rewind_after(error)
@@ -291,7 +292,7 @@ class Transaction(UnitOfWork[str | bytes]):
             checkpoint.succeeded(atomic.versions)
 
     def _happened(self, doubt: BaseException) -> bool:
-        """No answer came: the claims tell, or the unit where no claim was written."""
+        """Find out after a lost answer: by the claims, or by the unit if no claim was written."""
         if self._checkpoint.is_staged:
             return self._checkpoint.happened(doubt)
         return self._was_committed()
@@ -303,17 +304,17 @@ T = TypeVar("T")
 class Transactions:
     """Begins the transactions of one consumer. `on_lost` is called when one finds itself fenced."""
 
-    def __init__(self, shared: Context, member: MemberSteps, on_lost: Callable[[], None]) -> None:
+    def __init__(self, shared: Context, steps: MemberSteps, on_lost: Callable[[], None]) -> None:
         self._shared = shared
-        self._member = member
+        self._steps = steps
         self._on_lost = on_lost
 
     def begin(self, connection: Any = None, *, keep_on_conflict: bool = False) -> Transaction:
         """A transaction over what is in hand now. See `Consumer.transaction`."""
         checkpoint = Checkpoint(
             self._shared.stores.coord,
-            self._member.owned_claims,
-            Handed(self._member, self._on_lost),
+            self._steps.owned_claims,
+            Handed(self._steps, self._on_lost),
             keep_on_conflict=keep_on_conflict,
         )
         return Transaction(self._shared, checkpoint, connection)
@@ -326,7 +327,7 @@ class Transactions:
             yield self.begin(connection, keep_on_conflict=left > 0)
 
     def run(self, work: Callable[[Transaction], T], connection: Any, attempts: int) -> T:
-        """`work(tx)`, again on a conflict that may pass; what it returns."""
+        """Run `work(tx)`, again on a conflict that may pass; returns its result."""
         for begun in self.attempts(connection, attempts):
             try:
                 with begun as tx:
@@ -340,9 +341,9 @@ class Transactions:
 class Handed:
     """The messages that a transaction covers: with the caller, or left by its loop."""
 
-    def __init__(self, member: MemberSteps, on_lost: Callable[[], None]) -> None:
-        self._member = member
-        self._table = member.table
+    def __init__(self, steps: MemberSteps, on_lost: Callable[[], None]) -> None:
+        self._steps = steps
+        self._table = steps.table
         self._on_lost = on_lost
         self._in_flight: list[InFlight] = []
         self._partitions: list[OwnedPartition] = []
@@ -350,7 +351,7 @@ class Handed:
     def marks(self) -> dict[TopicPartition, Mark]:
         """Returns the progress of the partitions once the transaction is committed."""
         with self._table.lock:
-            if self._member.given_back:
+            if self._steps.given_back:
                 raise InvalidRequest(
                     "the transaction before did not commit, and its messages were given back: what "
                     "is done about them now would be done again. Poll first, they come again; or "
@@ -358,11 +359,11 @@ class Handed:
                 )
             self._in_flight = [flight for flight in self._table.in_flight if flight.seen]
             partitions = (
-                *self._member.uncommitted.partitions,
+                *self._steps.uncommitted.partitions,
                 *(flight.owned for flight in self._in_flight),
             )
             self._partitions = list(dict.fromkeys(partitions))
-            stale = self._member.drop_stale()
+            stale = self._steps.drop_stale()
             if stale:
                 self.rolled_back()
                 raise fenced(stale)
@@ -375,7 +376,7 @@ class Handed:
             return None
         progress = owned.progress.copy()
         for flight in self._in_flight:
-            # After a seek it goes on elsewhere, whatever was in hand before; but the claim is
+            # After a seek it goes on elsewhere, regardless of messages in hand; but the claim is
             # written all the same, and fences what the caller does about those messages.
             if flight.owned is owned and flight.progress is owned.progress:
                 progress.finish(
@@ -384,32 +385,32 @@ class Handed:
         return Mark(progress.checkpoint, progress.ranges)
 
     def committed(self, marks: Mapping[TopicPartition, Mark]) -> None:
-        """They are handled."""
+        """Note that the messages are handled."""
         with self._table.lock:
             for flight in self._in_flight:
                 flight.count(flight.seen)
-            self._member.uncommitted.clear()
+            self._steps.uncommitted.clear()
         self._table.committed(marks)
 
     def rolled_back(self) -> None:
-        """Hand it out again, from the checkpoints."""
+        """Hand the messages out again, from the checkpoints."""
         with self._table.lock:
             self._table.in_flight = [
                 flight for flight in self._table.in_flight if flight not in self._in_flight
             ]
-            self._member.uncommitted.clear()
-            self._member.given_back |= bool(self._partitions)
+            self._steps.uncommitted.clear()
+            self._steps.given_back |= bool(self._partitions)
             self._table.rewind(self._partitions)
 
     def moved(self, found: Mapping[TopicPartition, OwnedClaim]) -> None:
-        """The store has other checkpoints than were known here: these count."""
+        """Adopt the checkpoints of the store, which differ from those known here."""
         with self._table.lock:
             for owned in self._partitions:
                 if owned.part in found:
                     owned.found(found[owned.part])
 
     def lost(self, parts: frozenset[TopicPartition]) -> None:
-        """These partitions are another member's now."""
-        self._member.given_back |= bool(self._partitions)
+        """Note that other members own these partitions now."""
+        self._steps.given_back |= bool(self._partitions)
         self._table.gone(parts, lost=True)
         self._on_lost()

@@ -43,7 +43,7 @@ def sticky(
 ) -> dict[TopicPartition, str]:
     """Fair to within one partition with the fewest moves.
 
-    Where members subscribe to different topics, what can be levelled is.
+    Where members subscribe to different topics, it is as level as their topics allow.
     """
     if len({frozenset(partitions.keys() & topics) for topics in subscriptions.values()}) <= 1:
         return _by_subscribers(
@@ -114,7 +114,7 @@ def _keep_and_fill(
 def _level(
     subscriptions: Subscriptions, partitions: Mapping[str, int], current: Owners
 ) -> dict[TopicPartition, str]:
-    """Keep, place what has no owner with the least loaded, then move while that levels."""
+    """Keep, give partitions without owner to the least loaded, then move while that levels."""
     takers = {
         topic: [name for name in sorted(subscriptions) if topic in subscriptions[name]]
         for topic in sorted(partitions)

@@ -56,9 +56,9 @@ class Stamp(NamedTuple):
 def last_epochs(found: Iterable[Versioned]) -> dict[TopicPartition, int]:
     """Returns the highest epoch of each partition in these claims, whatever id its topic had.
 
-    A fence names the topic, not its id. If the epochs of one that was made again began anew, what
-    a handler has written elsewhere under the old topic would fence the new one's owners, and a
-    late owner of the old topic would pass as the newest.
+    A fence names the topic, not its id. If the epochs of a topic that was made again began anew,
+    fences that a handler has stored elsewhere under the old topic would refuse the new one's
+    owners, and a late owner of the old topic would pass as the newest.
     """
     epochs: dict[TopicPartition, int] = {}
     for record in found:
@@ -91,7 +91,7 @@ def take(
 def advance(
     owned_claim: OwnedClaim, checkpoint: int, done: Ranges, metadata: str | None, stamp: Stamp
 ) -> Step:
-    """Move the checkpoint forward. It never goes back: the higher one stays, with all it has."""
+    """Move the checkpoint forward. It never goes back: a higher one stays, with its ranges."""
     before = owned_claim.claim
     claim = msgspec.structs.replace(before, write=stamp.write, at_ms=stamp.at_ms)
     if before.checkpoint is None or checkpoint >= before.checkpoint:
@@ -167,13 +167,13 @@ def rewind(
 
 
 class Happened(NamedTuple):
-    """The record is what this very write made: an earlier try had succeeded."""
+    """The record is the one that this very write made: an earlier try had succeeded."""
 
     version: int
 
 
 class Behind(NamedTuple):
-    """Still ours, at another version: write again on top of it."""
+    """This member still owns it, at another version: write again on top of it."""
 
     owned_claim: OwnedClaim
 
@@ -185,7 +185,7 @@ class Lost(NamedTuple):
 
 
 def judge(step: Step, owner: str, current: Versioned | None) -> Happened | Behind | Lost:
-    """Says what a conflict on this step's claim means, given the record in the store now."""
+    """Decides what a conflict on this step's claim means, given the record in the store now."""
     if current is None:
         return Lost(None)
     claim = decode(current, Claim)

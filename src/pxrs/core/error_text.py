@@ -1,4 +1,4 @@
-"""Errors in words that every store can keep."""
+"""Errors as text that every store can keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group machine: what a member sees, and the time → what it should do.
+"""The group machine: (a member's view of the records, the time) → what the member does.
 
 Every member runs it over the same records; there is no coordinator to lose. A member that notices
 that the members are not those of the target computes the next one and proposes it by
@@ -7,10 +7,10 @@ compare-and-set; exactly one wins. Nothing here reads a clock or a store.
 States of a partition in the eyes of one member (`MOVES` is the table, the diagram in
 `docs/groups.md` is drawn from it):
 
-    away      not ours, and not meant to be
-    wanted    meant to be ours; another member may still be working on it
+    away      not ours, and the target does not give it to us
+    wanted    ours by the target; another member may still be working on it
     owned     ours
-    leaving   ours, but meant for another: finish, commit, release
+    leaving   ours, but another's by the target: finish, commit, release
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pxrs.core.records import Claim, GroupTopic, Head, MemberRecord, Move
 from pxrs.errors import IllegalMove
 from pxrs.types import TopicPartition
 
+# Why a target was computed: members that joined, left, or are gone; their topics; anything else.
+ReasonKind = Literal["joined", "left", "gone", "topics", "other"]
 PartState = Literal["away", "wanted", "owned", "leaving"]
 PartEvent = Literal["gained", "given up", "claimed", "released", "fenced"]
 
@@ -43,6 +45,9 @@ MOVES: dict[tuple[PartState, PartEvent], PartState] = {
 GroupState = Literal["EMPTY", "PREPARING_REBALANCE", "REBALANCING", "STABLE"]
 
 _RANK_DELAY = 0.02
+# If all members before it hang, no member waits longer than this for its turn: proposals that meet
+# are harmless, one wins.
+_MOST_RANK_DELAY = 1.0
 # How many changes the reason of a generation names.
 _MOST_REASONS = 20
 
@@ -61,7 +66,7 @@ class View(msgspec.Struct, frozen=True):
     `claims` holds the claims of partitions that it waits for; None where there is no record.
 
     The records are read one after the other, so two rules hold. The head is read first, and
-    what follows from the view is written only if the head is still at that version: a join
+    decisions from the view are written only if the head is still at that version: a join
     touches it, so no target misses a member that had joined, and no owner is taken for dead
     because it joined after the members were read. `topics` is read anew for every look: two
     members that see different topics would undo each other's targets.
@@ -89,11 +94,11 @@ class Rules(NamedTuple):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """A member's memory between two looks: since when things are as they are.
+    """A member's memory between two looks: since when each state lasts.
 
     `generation` is the last one it saw. A mismatch is one with its target: with a new target the
-    wait begins anew. If it missed one, what it wants now it may not have wanted all the time: the
-    deadlines begin anew too.
+    wait begins anew. If it missed a generation, it may not have wanted its partitions all the
+    time: the deadlines begin anew too.
     """
 
     generation: int = 0
@@ -105,8 +110,8 @@ class Memory(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """The actions of a member now, and when it must look again.
 
-    `claim` are partitions that no other member can be working on; `force` those whose owner has
-    not let go in time. `revoke` are ours and meant for another.
+    `claim` are partitions that no other member can be working on; `force` those whose owner did
+    not release them in time. `revoke` are ours, and another's by the target.
     """
 
     memory: Memory
@@ -124,8 +129,8 @@ def decide(
 
     `held` are the claims on the topics that the head names; a claim on a topic that was made
     again since is not among them, and neither is one that another member was found to own.
-    A member that is not there, or whose place another one has taken, claims and proposes
-    nothing: the partitions meant for its name are not meant for it.
+    A member without a record, or whose place another one has taken, claims and proposes
+    nothing: the target of its name is not its own.
     """
     present, gone_since, grace_ends = _present(view, memory, now)
     subscriptions = {name: tuple(sorted(topics)) for name, topics in present.items()}
@@ -150,7 +155,7 @@ def decide(
 def _present(
     view: View, memory: Memory, now: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, float], float | None]:
-    """Returns the members that count, with their topics: present ones, and static ones in grace."""
+    """Returns the members that count, with their topics: present ones, and awaited static ones."""
     present = {name: member.topics for name, member in view.members.items()}
     gone_since: dict[str, float] = {}
     grace_ends: list[float] = []
@@ -173,14 +178,14 @@ def _proposal(
     now: float,
     rules: Rules,
 ) -> tuple[Head | None, float | None, float | None]:
-    """Returns the next head if it is time, since when one is needed, and when it will be time."""
+    """Returns the next head if it is due, since when one is needed, and when it will be due."""
     if not needs_target(view, subscriptions):
         return None, None, None
     since = memory.mismatch_since
     if since is None or memory.generation != view.head.generation:
         since = now
     rank = sorted(view.members).index(me.name)
-    due = since + rules.debounce + rank * _RANK_DELAY
+    due = since + rules.debounce + min(rank * _RANK_DELAY, _MOST_RANK_DELAY)
     if now < due:
         return None, since, due
     return next_head(view, subscriptions, me.name, rules.assign), since, None
@@ -298,8 +303,25 @@ def _reason(
     return ", ".join(words) or "asked for"
 
 
+def kinds_of_reason(reason: str) -> frozenset[ReasonKind]:
+    """Returns the kinds of what `_reason` has written, for counting: there are only a few."""
+    kinds = map(_kind_of, reason.split(", "))
+    return frozenset(kind for kind in kinds if kind is not None)
+
+
+def _kind_of(words: str) -> ReasonKind | None:
+    if words.startswith("and ") and words.endswith(" more"):
+        return None
+    if words.startswith("topic ") or words.endswith(" changed its topics"):
+        return "topics"
+    for ending in ("joined", "left", "gone"):
+        if words.endswith(f" {ending}"):
+            return ending
+    return "other"
+
+
 def _target(view: View, me: Me) -> set[TopicPartition]:
-    """Returns the partitions meant for us, of topics that the target was computed for."""
+    """Returns this member's partitions in the target, of topics for which it was computed."""
     return {
         part
         for part in view.head.target_of(me.name)
@@ -318,7 +340,7 @@ def _wanted(
 ) -> tuple[
     frozenset[TopicPartition], frozenset[TopicPartition], dict[TopicPartition, float], float | None
 ]:
-    """Decides which partitions meant for us to claim or force, and when to look again."""
+    """Decides which partitions of our target to claim or force, and when to look again."""
     living = {member.id for member in view.members.values()}
     seen_all = view.head.generation <= memory.generation + 1
     since = {part: memory.wanted_since.get(part, now) if seen_all else now for part in wanted}

@@ -1,24 +1,24 @@
-"""Key-value, as pure rules: where records lie, what a write does, what a lost answer has left.
+"""Key-value, as pure rules: where records lie, what a write does, what a lost answer can mean.
 
     kv/<key in hex>               the value, behind a binary header; see `encode_record`
     kv-heads/<shard>              term and index of the shard's last write: the fence
     kv-once/<digest>              how a write with an idempotency key was answered
     kv-due/<ms>/<digest>          a key whose value may have expired by then, by the store's clock
     kv-timers/<digest>            the same where the store has none: which version lives how long
-    kv-lanes/<lane>               the last batch that a remote client wrote in this lane, answered
+    kv-writers/<writer>           the last batch of this writer of a remote client, answered
 
-Every write, of whichever process, checks its shard's head and writes the next one. So whatever was
-read of a shard while its head was known is still so if the commit succeeds, versions rise with
-every write, also after a delete, and a leader that was deposed finds the head changed.
+Every write, of whichever process, checks its shard's head and writes the next one. So records that
+were read while the head of their shard was known are still the same if the commit succeeds,
+versions rise with every write, also after a delete, and a deposed leader finds the head changed.
 
-A client that sends its writes to a node sends them in batches, in lanes: a lane has one batch under
-way at a time, with a number that rises. A batch is one commit, and puts its number and its answers
-into the lane's record. So a client that got no answer sends the batch again, through any node: it
+A client has writers, which send its writes to nodes in batches: a writer has one batch under way at
+a time, with a number that rises. A batch is one commit, and puts its number and its answers
+into the writer's record. So a client that got no answer sends the batch again, through any node: it
 is written once, also if the first node still has it and goes on after a freeze.
 
 A key is deleted by removing its record: the head goes on, so a version never comes back. A value
-that has expired is deleted too, by whoever comes across it, before anybody is told that it is gone.
-Else a compare-and-set that had read it in time could succeed after another was told so.
+that has expired is deleted too, by the process that comes across it, before any reader gets to know
+that it is gone. Else a compare-and-set that had read it in time could succeed after that.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ HEADS = "kv-heads/"
 ONCES = "kv-once/"
 DUES = "kv-due/"
 TIMERS = "kv-timers/"
-LANES = "kv-lanes/"
+WRITERS = "kv-writers/"
 # How long a repeated write is answered as the first one was.
 ONCE_MS = 3600 * 1000
-# The most that one write can add to a commit: head, record, what it answers once, when it is due,
-# each checked and put; and what a lane does.
+# The most operations that one write can add to a commit: head, record, idempotency key, the time
+# when it is due, each checked and put; and those of a writer.
 MOST_OPERATIONS = 8
-_LANE_OPERATIONS = 2
-# What a record adds to its value, and what a commit adds to its records.
+_WRITER_OPERATIONS = 2
+# Bytes that a record adds to its value, and that a commit adds to its records.
 _ROOM = 1024
 _UNIT_BYTES = 8
 _HEADER = struct.Struct(f">BQQQ{_UNIT_BYTES}s")
@@ -99,7 +99,7 @@ def head_key(shard: int) -> str:
 
 
 def once_key(key: bytes, once: str) -> str:
-    """Where it lies how a write with an idempotency key was answered: each key has its own."""
+    """Where the answer to a write with an idempotency key lies: each key has its own."""
     digest = hashlib.blake2b(once.encode(), key=hashlib.blake2b(key).digest()[:32], digest_size=16)
     return ONCES + digest.hexdigest()
 
@@ -110,13 +110,13 @@ def due_key(expires_ms: int, key: bytes) -> str:
 
 
 def timer_key(key: bytes) -> str:
-    """Where it lies how long a value lives, in a store without a clock."""
+    """Where a value's time to live lies, in a store without a clock."""
     return TIMERS + hashlib.blake2b(key, digest_size=16).hexdigest()
 
 
-def lane_key(lane: str) -> str:
-    """Where the last batch of a lane lies."""
-    return LANES + lane
+def writer_key(writer: str) -> str:
+    """Where the last batch of a writer lies."""
+    return WRITERS + writer
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,12 +129,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Once(msgspec.Struct, frozen=True, kw_only=True):
-    """A write with an idempotency key: the version it made, and a digest of what it wrote."""
+    """The answer to a write with an idempotency key, and a digest of what the write is.
+
+    `kind` and the version are those of `_packed`.
+    """
 
     term: int
     index: int
     body: str
     at_ms: int = 0
+    kind: int = 0
     schema: int = SCHEMA
 
 
@@ -149,7 +153,7 @@ class Timer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> Version:
-        """Which one."""
+        """The version that expires."""
         return Version(self.term, self.index)
 
 
@@ -180,7 +184,7 @@ def decode_record(stored: Versioned) -> Record:
 
 
 def decode_entry(stored: Versioned, record: Record) -> Entry:
-    """The record as users see it."""
+    """The record as the `Entry` that users get."""
     return Entry(bytes.fromhex(stored.key.removeprefix(RECORDS)), record.value, record.version)
 
 
@@ -188,8 +192,8 @@ class Change(NamedTuple):
     """One write: `value` None deletes.
 
     `if_match` is the version the key must have; 0/0 means that there must be no such key. A value
-    with `ttl_ms` expires so long after it was written. `once` is an idempotency key. `expired`:
-    deletes a value that has expired; that it is gone already is fine.
+    with `ttl_ms` expires this long after it was written. `once` is an idempotency key. `expired`:
+    deletes a value that has expired; it may be gone already.
     """
 
     key: bytes
@@ -201,12 +205,12 @@ class Change(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether what it does depends on what the key has now."""
+        """Whether its effect depends on the key's present record."""
         return self.value is None or self.if_match is not None
 
     @property
     def body(self) -> str:
-        """A digest of what it writes: an idempotency key stands for one body."""
+        """A digest of the written data: an idempotency key stands for one body."""
         text = b"delete" if self.value is None else b"put %d " % self.ttl_ms + self.value
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -218,10 +222,10 @@ class Written(NamedTuple):
     existed: bool = True
 
 
-class Lane(NamedTuple):
-    """Where a batch stands in the order of its client: `number` rises with each in the lane.
+class Writer(NamedTuple):
+    """The writer of a batch, and which of its batches it is: `number` rises with each.
 
-    `again`: it was sent before, so a node may have it that does not answer.
+    `again`: it was sent before, so a node that does not answer may have it.
     """
 
     name: str
@@ -230,32 +234,32 @@ class Lane(NamedTuple):
 
 
 class KeyBatch(NamedTuple):
-    """Writes of one commit. Those of a remote client have a lane."""
+    """Writes of one commit. Those of a remote client have a writer."""
 
     changes: Sequence[Change]
-    lane: Lane | None = None
+    writer: Writer | None = None
 
 
-class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The last batch of a lane and how each of its writes was answered; see `_packed`."""
+class WriterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch of a writer and how each of its writes was answered; see `_packed`."""
 
     number: int = 0
     answers: tuple[tuple[int, ...], ...] = ()
     schema: int = SCHEMA
 
 
-class KnownLane(NamedTuple):
-    """A lane's record and its version; 0 if there is none yet."""
+class KnownWriter(NamedTuple):
+    """A writer's record and its version; 0 if there is none yet."""
 
     version: int
-    record: LaneRecord
+    record: WriterRecord
 
 
-def known_lane(stored: Versioned | None) -> KnownLane:
-    """The lane as it was read."""
+def known_writer(stored: Versioned | None) -> KnownWriter:
+    """The writer as it was read."""
     if stored is None:
-        return KnownLane(0, LaneRecord())
-    return KnownLane(stored.version, decode(stored, LaneRecord))
+        return KnownWriter(0, WriterRecord())
+    return KnownWriter(stored.version, decode(stored, WriterRecord))
 
 
 def count_together(changes: Iterable[Change], limits: Limits) -> int:
@@ -264,7 +268,7 @@ def count_together(changes: Iterable[Change], limits: Limits) -> int:
     for change in changes:
         operations += MOST_OPERATIONS
         size += len(change.value or b"") + _ROOM
-        if count and not _fits(operations + _LANE_OPERATIONS, size, limits):
+        if count and not _fits(operations + _WRITER_OPERATIONS, size, limits):
             break
         count += 1
     return count
@@ -275,7 +279,7 @@ def _fits(operations: int, size: int, limits: Limits) -> bool:
 
 
 def check_change(change: Change, limits: Limits) -> None:
-    """Refuses what no store, or not this one, could keep."""
+    """Refuses a change that no store, or not this one, could keep."""
     check_key(change.key, limits)
     if change.value is not None:
         most = min(LONGEST_VALUE, limits.value_bytes - _HEADER.size)
@@ -311,13 +315,12 @@ def known_head(stored: Versioned | None) -> KnownHead:
 
 
 class Draft:
-    """One commit of several writes: what it checks and writes, and what each write is answered.
+    """One commit of several writes: its checks and writes, and the answer to each write.
 
-    `heads` are the shards' heads as they are known. `records` are those that were read since, each
-    None if the key has none: of all changes that read. `onces` has what is known of idempotency
-    keys; those that are not there are believed to be new, and the commit checks it. `lanes` has
-    those of all batches. `leads` names shards whose term this commit raises. `unit` is the commit's
-    unique id.
+    `heads` are the known heads of the shards. `records` are those that were read since, for all
+    changes that read: None if a key has none. `onces` has the known idempotency keys; others are
+    assumed to be new, which the commit checks. `writers` has those of all batches. `leads` names
+    shards whose term this commit raises. `unit` is the commit's unique id.
     """
 
     def __init__(
@@ -328,7 +331,7 @@ class Draft:
         onces: Mapping[str, Once],
         leads: Iterable[int] = (),
         now_ms: int = 0,
-        lanes: Mapping[str, KnownLane] | None = None,
+        writers: Mapping[str, KnownWriter] | None = None,
     ) -> None:
         self.unit = unit
         self.known = dict(heads)
@@ -343,59 +346,76 @@ class Draft:
         self._puts: dict[str, Write] = {}
         self._keys: set[bytes] = set()
         self._absent: set[str] = set()
-        self._lanes = dict(lanes or {})
-        self._new_lanes: dict[str, LaneRecord] = {}
+        self._writers = dict(writers or {})
+        self._new_writers: dict[str, WriterRecord] = {}
 
     def add_batch(self, batch: KeyBatch) -> list[Written | PxrsError]:
-        """Adds all writes of a batch; their answers, if the commit succeeds."""
-        lane = batch.lane
-        if lane is None:
+        """Adds all writes of a batch; returns their answers, if the commit succeeds."""
+        writer = batch.writer
+        if writer is None:
             return [self.add(change) for change in batch.changes]
         # A batch that was sent again may wait beside itself, and be in one commit with it.
-        last = self._new_lanes.get(lane.name) or self._lanes[lane.name].record
-        if last.number >= lane.number:
-            return _answers_before(batch.changes, lane, last)
+        last = self._new_writers.get(writer.name) or self._writers[writer.name].record
+        if last.number >= writer.number:
+            return _answers_before(batch.changes, writer, last)
         operations = self.operations
         answers = [self.add(change) for change in batch.changes]
-        # One that was sent before and writes nothing is noted too. Else whoever has it could find
-        # something to write later, after its client was told that there was nothing.
-        if lane.again or self.operations > operations:
-            self._count(_LANE_OPERATIONS, 0)
+        # A repeated batch that writes nothing is noted too. Else a node that still has it could
+        # find something to write later, after its client got the answer that there was nothing.
+        if writer.again or self.operations > operations:
+            self._count(_WRITER_OPERATIONS, 0)
             packed = tuple(_packed(answer) for answer in answers)
-            self._new_lanes[lane.name] = LaneRecord(number=lane.number, answers=packed)
+            self._new_writers[writer.name] = WriterRecord(number=writer.number, answers=packed)
         return answers
 
     def add(self, change: Change) -> Written | PxrsError:
-        """Adds one write; its answer, if the commit succeeds. An error adds nothing."""
+        """Adds one write; returns its answer, if the commit succeeds.
+
+        A write that is refused, or finds nothing to delete, adds nothing but that answer, under its
+        idempotency key.
+        """
         shard = shard_of(change.key)
         once = once_key(change.key, change.once) if change.once else ""
         if (before := self._onces.get(once)) is not None:
             return _as_before(change, before)
         if change.reads and (refused := self._refusal(change)) is not None:
+            # Another node may have the same write, and make it once it wakes from a freeze: delete
+            # a value, or create one, that its client was told it did not. If the write names a
+            # version, it is refused there too, as no version comes back.
+            if once and change.if_match in (None, ABSENT):
+                self._keep_answer(once, change, refused)
             return refused
-        version = self._advance(shard)
-        self._write(change, version)
+        written = Written(self._advance(shard))
+        self._write(change, written.version)
         if once:
-            self._onces[once] = Once(
-                term=version.term, index=version.index, body=change.body, at_ms=self._now_ms
-            )
-            self._absent.add(once)
-            self._put(once, _encode(self._onces[once]))
-        return Written(version)
+            self._keep_answer(once, change, written)
+        return written
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The records that it checks, with their versions. It writes each of them, too."""
+        heads = {head_key(shard): self.known[shard].version for shard in self._heads}
+        writers = {writer_key(name): self._writers[name].version for name in self._new_writers}
+        return heads | writers | dict.fromkeys(self._absent, 0)
 
     @property
     def checks(self) -> list[Check]:
-        """All heads and lanes that are written are as known, and no idempotency key was used."""
-        heads = [Check(head_key(shard), self.known[shard].version) for shard in self._heads]
-        lanes = [Check(lane_key(name), self._lanes[name].version) for name in self._new_lanes]
-        return heads + lanes + [Check(key, 0) for key in self._absent]
+        """Checks that written heads and writers are as known, and idempotency keys are unused."""
+        return [Check(key, version) for key, version in self.fences.items()]
+
+    def excludes(self, other: Draft) -> bool:
+        """Whether at most one of the two can ever be applied: both check a record as one version.
+
+        Each of them writes what it checks, so the version is another one after the first.
+        """
+        return bool(self.fences.items() & other.fences.items())
 
     @property
     def writes(self) -> list[Write]:
-        """The heads, the lanes, and everything else."""
+        """The heads, the writers, and everything else."""
         heads = [Put(head_key(shard), _encode(it)) for shard, it in self._heads.items()]
-        lanes = [Put(lane_key(it), _encode(record)) for it, record in self._new_lanes.items()]
-        return [*heads, *lanes, *self._puts.values()]
+        writers = [Put(writer_key(it), _encode(record)) for it, record in self._new_writers.items()]
+        return [*heads, *writers, *self._puts.values()]
 
     @property
     def shards(self) -> list[int]:
@@ -411,37 +431,55 @@ class Draft:
         """The heads once it is committed, with the versions that the store gave."""
         return {s: KnownHead(versions[head_key(s)], head) for s, head in self._heads.items()}
 
-    def new_lanes(self, versions: Mapping[str, int]) -> dict[str, KnownLane]:
-        """The lanes once it is committed."""
-        written = self._new_lanes.items()
-        return {name: KnownLane(versions[lane_key(name)], it) for name, it in written}
+    def new_writers(self, versions: Mapping[str, int]) -> dict[str, KnownWriter]:
+        """The writers once it is committed."""
+        written = self._new_writers.items()
+        return {name: KnownWriter(versions[writer_key(name)], it) for name, it in written}
+
+    def moved(self, found: Mapping[str, Versioned | None]) -> set[str]:
+        """Which of its `fences` are not, as they were found, what it checks."""
+        versions = {key: 0 if it is None else it.version for key, it in found.items()}
+        return {key for key, version in self.fences.items() if versions[key] != version}
 
     def outcome(
-        self, heads: Mapping[int, KnownHead], records: Mapping[bytes, Record | None]
+        self, found: Mapping[str, Versioned | None], records: Mapping[bytes, Record | None]
     ) -> Outcome | None:
-        """What became of this commit, whose answer was lost, by what the store shows now.
+        """The outcome of this commit, whose answer was lost, by the records in the store now.
 
-        `heads` and `records` are those of its shards and keys. None: it was not applied, but may
-        still be on its way; another commit that checks the same heads settles it.
+        `found` are its `fences`, `records` those of its keys. None: it was not applied, but may
+        still be on its way; another commit that it excludes settles it.
+
+        They are read one by one, so they are not of one moment. If one of the fences has moved, all
+        others that have not, and the records, must have been read after it was.
         """
+        moved = self.moved(found)
+        if not moved:
+            return None
+        heads = {key: known_head(found[key]) for key in map(head_key, self._heads)}
         if any(known.head.unit == self.unit for known in heads.values()):
             return Outcome.DONE
         if any(record is not None and record.unit == self.unit for record in records.values()):
             return Outcome.DONE
-        moved = [s for s, known in heads.items() if known.version != self.known[s].version]
-        if not moved:
-            return None
-        # A head has moved, so it can't come any more. Had it been applied before that, it would
-        # have moved all of its heads, and no key of its own would have an older record.
-        if len(moved) < len(heads) or any(
+        # A fence was seen to have moved, so since then it can't come any more. Had it come before,
+        # it would have moved all of its heads, and no key of its own would have an older record.
+        # Heads only: an idempotency key or a writer that is not there may have been swept.
+        if heads.keys() - moved or any(
             record is not None and record.version.index < self._first[shard_of(key)]
             for key, record in records.items()
         ):
             return Outcome.NEVER
         return Outcome.UNKNOWN
 
+    def _keep_answer(self, once: str, change: Change, answer: Written | PxrsError) -> None:
+        """Answers the same write so from now on; the commit checks that nobody did before."""
+        kind, term, index = _packed(answer)
+        kept = Once(term=term, index=index, body=change.body, at_ms=self._now_ms, kind=kind)
+        self._onces[once] = kept
+        self._absent.add(once)
+        self._put(once, _encode(kept))
+
     def _refusal(self, change: Change) -> Written | PxrsError | None:
-        """Why the change is not made, if it is not: an error, or there is nothing to delete."""
+        """The answer to a change that is not made: an error, or that there is nothing to delete."""
         record = self._records[change.key]
         current = None if record is None else record.version
         if change.expired and current != change.if_match:
@@ -460,7 +498,7 @@ class Draft:
         version, known = self.known[shard]
         head = self._heads.get(shard)
         if head is None:
-            # Who writes to a shard first leads it in its first term.
+            # The first process to write to a shard leads it in its first term.
             raised = known.term + (version > 0 and shard in self._leads)
             head = Head(term=raised, index=known.index, unit=self.unit)
             self._first[shard] = known.index + 1
@@ -498,15 +536,16 @@ class Draft:
 
     def has_room(self, batch: KeyBatch, limits: Limits) -> bool:
         """Whether the batch fits beside the others, by what engines take in one commit."""
-        operations = MOST_OPERATIONS * len(batch.changes) + _LANE_OPERATIONS
+        operations = MOST_OPERATIONS * len(batch.changes) + _WRITER_OPERATIONS
         size = sum(len(change.value or b"") for change in batch.changes) + _ROOM
         return not self.operations or _fits(self.operations + operations, self.bytes + size, limits)
 
 
 def _as_before(change: Change, before: Once) -> Written | PxrsError:
-    if before.body != change.body:
+    # Only a write that creates can be told that the key exists.
+    if before.body != change.body or (before.kind == _EXISTS and change.if_match != ABSENT):
         return _reused(change)
-    return Written(Version(before.term, before.index))
+    return _unpacked(change, (before.kind, before.term, before.index))
 
 
 def _reused(change: Change) -> InvalidRequest:
@@ -516,7 +555,7 @@ def _reused(change: Change) -> InvalidRequest:
     )
 
 
-# How the answers of a batch are kept: a number that says which, and the version it tells, if any.
+# How the answers of a batch are kept: the number of the kind, and the version in it, if any.
 _WRITTEN, _NOTHING, _MISMATCH, _EXISTS, _REUSED = range(5)
 
 
@@ -535,11 +574,11 @@ def _numbers(version: Version | None) -> tuple[int, ...]:
 
 
 def _answers_before(
-    changes: Sequence[Change], lane: Lane, last: LaneRecord
+    changes: Sequence[Change], writer: Writer, last: WriterRecord
 ) -> list[Written | PxrsError]:
-    """How a batch was answered that is sent again."""
-    if last.number > lane.number or len(last.answers) != len(changes):
-        # Its client has gone on, so it has the answer, or has given up.
+    """The earlier answers to a batch that is sent again."""
+    if last.number > writer.number or len(last.answers) != len(changes):
+        # The client has gone on, so it has the answer, or has given up.
         return [OutcomeUnknown("a later batch of this client was written")] * len(changes)
     pairs = zip(changes, last.answers, strict=True)
     return [_unpacked(change, answer) for change, answer in pairs]

@@ -1,6 +1,6 @@
 """Counts the rows that a group has not handled, where offsets have gaps.
 
-The newest rows are looked at, up to a limit. What lies below them is estimated: rows are taken to
+The newest rows are counted, up to a limit. The number below them is estimated: rows are assumed to
 be as dense there as where they were counted.
 """
 
@@ -44,5 +44,5 @@ def count_rows(ranges: Ranges, seen: Sequence[int], low: int, end: int) -> Count
 
 
 def share(ranges: Ranges, partitions: int) -> Counted:
-    """Returns an even share of the offsets, for sources of which nothing else is known."""
+    """Returns an even share of the offsets, for sources that can't list their rows."""
     return Counted(-(-length(ranges) // partitions), exact=False)

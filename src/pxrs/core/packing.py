@@ -2,8 +2,8 @@
 
     {"orders": {"a": (0, 1, 2, 7)}}  →  {0: {0: "0-2,7"}}
 
-A group of 200 members and 10,000 partitions has its names thousands of times in records that say
-it for every partition, and the stores take a megabyte at most.
+In a group of 200 members and 10,000 partitions, records with names for every partition have each
+name thousands of times, and the stores take a megabyte at most.
 """
 
 from __future__ import annotations

@@ -22,12 +22,14 @@ MOST_BYTES = 4096
 class Progress:
     """Offsets done so far in one partition. Ranges are disjoint, sorted and never touch."""
 
-    __slots__ = ("_ends", "_gaps", "_starts", "checkpoint")
+    __slots__ = ("_ends", "_gaps", "_last_found", "_starts", "checkpoint")
 
     def __init__(self, checkpoint: int, ranges: Ranges = ()) -> None:
         self.checkpoint = checkpoint
         # Where the gap before a message begins, for those that have one and are not done.
         self._gaps: dict[int, int] = {}
+        # The highest of these messages.
+        self._last_found = -1
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in ranges:
@@ -62,22 +64,30 @@ class Progress:
         return self._gaps.get(offset, offset) <= self.checkpoint
 
     def found(self, start: int, offsets: Sequence[int], end: int) -> None:
-        """Of the offsets from `start` up to `end` only these have messages, in rising order."""
-        known = {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
+        """Note that from `start` up to `end` only these offsets, in rising order, have messages."""
+        known = self._gaps_left()
         if offsets:
             # Found again from the middle of a gap, it begins where it did.
             start = min(start, known.get(offsets[0], start))
             # Those without a gap before them, too: that says the same, and this is faster.
-            known.update(zip(offsets, (start, *(before + 1 for before in offsets)), strict=False))
+            known.update(zip(offsets, (start, *map((1).__add__, offsets)), strict=False))
             start = offsets[-1] + 1
+            self._last_found = max(self._last_found, offsets[-1])
         self._gaps = known
         if start < end:
             self._finish(start, end)
 
+    def _gaps_left(self) -> dict[int, int]:
+        """The gaps before messages that are not done, as far as they were found."""
+        if self._last_found < self.checkpoint:
+            # Most often all are done.
+            return {}
+        return {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
+
     def copy(self) -> Progress:
-        """Another one that stands where this one does."""
+        """Return another one with the same progress."""
         copy = Progress(self.checkpoint, self.ranges)
-        copy._gaps = self._gaps
+        copy._gaps, copy._last_found = self._gaps, self._last_found
         return copy
 
     def finish(self, start: int, end: int | None = None) -> None:

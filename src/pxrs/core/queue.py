@@ -41,7 +41,7 @@ from pxrs.types import (
 FIFO_KEY_ORDER = ""
 LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
 LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
-# For how long at least after a session's end a store can be asked what its units became.
+# For how long at least after a session's end a store knows the outcome of its units.
 REMEMBERED_FOR = 600.0
 DIED_HOLDING = "its holder died, or held it for too long"
 USED_UP = "all its deliveries were used up"
@@ -55,8 +55,8 @@ _PAGE = 500
 
 ItemEvent = Literal["delayed", "shown", "hidden", "taken", "given back", "buried"]
 
-# An item is hidden when one before it in its key's order comes back. What waits is taken by who
-# holds what it waits for.
+# An item is hidden when one before it in its key's order comes back. A waiting item can be taken by
+# the holder of the one that it waits for.
 MOVES: dict[tuple[ItemState, ItemEvent], ItemState] = {
     (ItemState.WAITING, "shown"): ItemState.READY,
     (ItemState.WAITING, "delayed"): ItemState.DELAYED,
@@ -131,7 +131,7 @@ def pick(
 
 
 def given_up(unit: str) -> Fenced:
-    """Builds the error for a unit that arrives after a caller heard that it never will."""
+    """Builds the error for a unit that arrives after its outcome was reported as never."""
     return Fenced(f"unit {unit!r} was given up before it arrived; begin another")
 
 
@@ -489,7 +489,7 @@ class WorkQueue:
             self._show(item, now_ms)
 
     def candidates(self, holder: Holder, count: int, now_ms: int) -> list[QueueItem]:
-        """Lists what the holder may take, in order: fronts, then items behind those it holds."""
+        """Lists items that the holder may take, in order: fronts, then those behind held ones."""
         found = [self.items[number] for _, number in self.ready[:count]]
         key_orders = [front.key_order for front in found if front.key_order is not None]
         for key_order in key_orders + self.key_orders_held(holder):

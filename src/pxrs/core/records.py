@@ -8,11 +8,11 @@
     relays/<group>/…                     what a relay copies where: see `core/relaying.py`
 
 Each kind has a root of its own: listing groups reads no claims, and a watch on a group's members
-hears no checkpoints.
+is not woken by checkpoints.
 
 `schema` rises when a reader that does not know the change would do harm. A process that reads a
 higher number than its own stops with `SchemaMismatch`: it must not write such a record back, since
-that would drop what it can't see.
+that would drop fields that it does not know.
 
 The head and the history of a large group are written packed (schema 2: names once, partitions as
 ranges), as they would be too large for the stores. Others are not: members of an older version can
@@ -49,7 +49,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A connected member. `id` is new with every start; a static member keeps its name.
 
     `rejoin_timeout`: how long a static member's partitions wait for it after it is gone. `node`:
-    where the node that holds it for a remote client is reached, empty for one that has none.
+    the address of the node that holds it for a remote client, empty for an embedded member.
     """
 
     id: str

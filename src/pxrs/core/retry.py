@@ -9,7 +9,7 @@ import msgspec
 from pxrs.errors import ConfigError, quoted
 
 _GROWTHS = ("exponential", "linear", "constant")
-# Ten years: no store can be told to wait longer.
+# Ten years: stores take no longer delay.
 _LONGEST_DELAY = 10 * 365 * 24 * 3600.0
 
 
@@ -62,12 +62,12 @@ class Backoff(msgspec.Struct, frozen=True):
         return self.factor ** min(attempt - 1, 64)
 
 
-# For ever, without a pause: a take that was rolled back gives its item to the next one.
+# Without limit and without a pause: the item of a rolled-back take goes to the next one.
 AT_ONCE = Backoff(first=0.0, jitter=0.0, growth="constant")
 
 
 def check_retry(retry: object) -> None:
-    """Refuses what is no `Backoff`: found when the first handler fails, it is found too late."""
+    """Refuses a value that is no `Backoff`: at the first failure of a handler it is too late."""
     if not isinstance(retry, Backoff):
         raise ConfigError(
             f"retry must be a pxrs.Backoff, such as Backoff(attempts=5), got {quoted(retry)}"

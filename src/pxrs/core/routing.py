@@ -16,7 +16,7 @@ from pxrs.errors import InvalidRequest, quoted
 
 Partitioner = Callable[[bytes, int], int]
 
-# What nodes share among themselves: groups, partitions and shards each have one.
+# The slots that nodes share among themselves: each group, partition and shard has one.
 SLOTS = 64
 
 _MASK64 = (1 << 64) - 1

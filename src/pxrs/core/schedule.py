@@ -2,8 +2,8 @@
 
 Each message has a key: its partition, or its own key in it. Messages of one key are handled one
 after the other, in order; keys run side by side. A key whose first message failed is parked until
-its time comes; the others flow. From then on it goes before all that was not begun, but only every
-second time: what fails again and again leaves half of the work to the others.
+its time comes; the others flow. From then on it goes before all keys that were not begun, but only
+every second time: keys that fail again and again leave half of the work to the others.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Schedule(Generic[T]):
         heapq.heappush(self._parked, (until, self._parkings, key))
 
     def hurry(self, wanted: Callable[[T], bool]) -> None:
-        """Let parked keys go on at once whose first item is wanted."""
+        """Let parked keys whose first item is wanted go on at once."""
         now = {entry for entry in self._parked if wanted(self._items[entry[2]][0])}
         if now:
             self._ready += [key for _, _, key in sorted(now, key=lambda entry: entry[1])]

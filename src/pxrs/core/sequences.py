@@ -1,7 +1,7 @@
 """Recognises repeated batches of a producer: the pure part of idempotence.
 
 A log keeps one `ProducerState` per partition and producer id, as a value or as its packed
-bytes, and asks `judge` before it appends.
+bytes, and asks `judge` or `judge_packed` before it appends.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def gap(batch: Batch, expected: int) -> SequenceGap:
     )
 
 
-_SEEN_SIZE = struct.calcsize("<iqi")
+_SEEN = struct.Struct("<iqi")
+_EPOCH = struct.Struct("<h")
 _LAYOUTS = [struct.Struct("<h" + "iqi" * held) for held in range(WINDOW + 1)]
 
 
@@ -103,5 +104,29 @@ def pack(state: ProducerState) -> bytes:
 
 def unpack(data: bytes) -> ProducerState:
     """Reverses `pack`."""
-    fields = _LAYOUTS[len(data) // _SEEN_SIZE].unpack(data)
+    fields = _LAYOUTS[len(data) // _SEEN.size].unpack(data)
     return ProducerState(fields[0], tuple(map(Seen, fields[1::3], fields[2::3], fields[3::3])))
+
+
+def judge_packed(
+    data: bytes | None, batch: Batch, base: int
+) -> bytes | Duplicate | ProducerFenced | SequenceGap:
+    """`judge` for a packed state; a batch that may be appended gets the packed state to keep.
+
+    The next batch of a producer, which almost every one is, is recognised without unpacking.
+    """
+    if data is not None:
+        sequence, _, length = _SEEN.unpack_from(data, len(data) - _SEEN.size)
+        if (
+            batch.producer_epoch == _EPOCH.unpack_from(data)[0]
+            and batch.base_sequence == (sequence + length) % SEQUENCES
+        ):
+            kept = data[max(_EPOCH.size, len(data) - (WINDOW - 1) * _SEEN.size) :]
+            return data[: _EPOCH.size] + kept + _SEEN.pack(batch.base_sequence, base, batch.count)
+    verdict = judge(None if data is None else unpack(data), batch, base)
+    return pack(verdict.state) if isinstance(verdict, Fresh) else verdict
+
+
+def is_first(data: bytes) -> bool:
+    """Whether the packed state has one batch only."""
+    return len(data) == _EPOCH.size + _SEEN.size

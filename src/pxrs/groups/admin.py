@@ -1,8 +1,8 @@
 """Groups seen from outside: what they are doing, why, and how an operator changes that.
 
-Reading is a handful of lists, not a snapshot: the answer may already be history. Changing is
-compare-and-set on the group's head and on every claim that changes, so nothing is decided on
-what has changed meanwhile. A change too large for one commit is made in several, each of them
+Reading is a handful of lists, not a snapshot: the answer may be out of date. Changing is
+compare-and-set on the group's head and on every claim that changes, so no decision rests on
+records that have changed meanwhile. A change too large for one commit is made in several, each
 guarded by the head: a join in between stops it, unless it is forced.
 """
 
@@ -18,6 +18,7 @@ import msgspec
 
 from pxrs.arguments import check_numbers, check_time, check_whole
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder, cut
 from pxrs.config import check_group_name
 from pxrs.core import claims
 from pxrs.core.claims import Stamp, Step
@@ -40,7 +41,6 @@ from pxrs.core.records import (
     resets_prefix,
 )
 from pxrs.core.relaying import relays_prefix
-from pxrs.decoding import Decoder, cut
 from pxrs.errors import (
     DamagedBatch,
     GroupNotEmpty,
@@ -48,6 +48,7 @@ from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
+    SourceChanged,
     TopicNotFound,
     quoted,
 )
@@ -63,7 +64,7 @@ from pxrs.groups.info import (
 )
 from pxrs.groups.resets import Reset, forget_old_resets, record_of_reset
 from pxrs.stores.api import CoordStore, CountsMessages, LogStore, lots
-from pxrs.topics import Topics
+from pxrs.topics import Topics, offset_or_end_at, require_in_range, settled_end
 from pxrs.types import (
     RESERVED,
     Bounds,
@@ -108,7 +109,7 @@ class _Group(NamedTuple):
     def awaited(self) -> tuple[str, ...]:
         """Static members that are gone, and whose partitions still wait for them."""
         if not self.members:
-            # Nobody is there to give them to.
+            # There is no member to give them to.
             return ()
         meant = (name for name, topics in self.head.target.items() if any(topics.values()))
         return tuple(
@@ -232,7 +233,7 @@ class Groups:
         try:
             batches = self._log.fetch(where, offset, 1).batches
             messages = cut(Decoder().decode(batches[0], fence), offset) if batches else []
-        except (DamagedBatch, OffsetOutOfRange, TopicNotFound):
+        except (DamagedBatch, OffsetOutOfRange, SourceChanged, TopicNotFound):
             return None
         if not messages or not messages[0].timestamp:
             # The next row of a source is far off, in another partition, or has no time.
@@ -267,8 +268,8 @@ class Groups:
 
         `to` is "earliest", "latest" or an offset that every partition holds; `timestamp_ms`
         means the first message of that time or later, else the end. `GroupNotEmpty` if it has
-        members, unless it is forced: then they lose these partitions, whatever they have not
-        committed is handled again, and they go on from the new checkpoints at once.
+        members, unless it is forced: then they lose these partitions, messages that they have not
+        committed are handled again, and they go on from the new checkpoints at once.
         """
         self._find(group)
         found = self._topics.find(topic)
@@ -292,7 +293,7 @@ class Groups:
         return tuple(changes)
 
     def import_checkpoint(self, group: str, topic: str, last: int) -> tuple[CheckpointChange, ...]:
-        """Begin where another consumer has stopped: all up to and including `last` is handled.
+        """Begin where another consumer has stopped: all rows up to `last`, inclusive, are handled.
 
         For a topic over a source that one consumer has read until now, by its own checkpoint. The
         group is made if there is none. `GroupNotEmpty` if it has members; a group that has
@@ -379,30 +380,31 @@ class Groups:
     ) -> dict[int, int]:
         """Returns the new checkpoint of each partition; raises if one is impossible."""
         if (to is None) == (timestamp_ms is None):
-            raise InvalidRequest("a reset goes either `to` an offset or to a `timestamp_ms`")
+            raise InvalidRequest("a reset must have either `to` or `timestamp_ms`")
         if timestamp_ms is not None:
             check_time("timestamp_ms", timestamp_ms)
         numbers = range(topic.partitions) if partitions is None else check_numbers(partitions)
         if not numbers:
-            raise InvalidRequest("a reset of no partitions")
+            raise InvalidRequest("partitions must name at least one partition, got none")
         bounds = self._topics.bounds(topic)
         offsets = {}
         for number in numbers:
             if number not in bounds:
                 raise PartitionNotFound(topic.name, number, topic.partitions)
             start, end = bounds[number]
+            where = LogPartition(topic.id, number)
+            offset: int | str | None = start if to == "earliest" else to
             if timestamp_ms is not None:
-                where, fence = LogPartition(topic.id, number), Fence(topic.name, number, 0)
-                at = Decoder().offset_at(self._log, where, fence, timestamp_ms)
-                offset: int | str | None = end if at is None else at
-            else:
-                offset = {"earliest": start, "latest": end}.get(str(to), to)
+                fence = Fence(topic.name, number, 0)
+                offset = offset_or_end_at(self._log, where, fence, timestamp_ms)
+            elif to == "latest":
+                offset = settled_end(self._log, where)
             if not isinstance(offset, int) or isinstance(offset, bool):
                 raise InvalidRequest(
                     f"to must be an offset, 'earliest' or 'latest', got {quoted(to)}"
                 )
-            if not start <= offset <= end:
-                raise OffsetOutOfRange(topic.name, number, offset, start, end)
+            if not start <= offset <= end and isinstance(to, int):
+                require_in_range(self._log, where, topic.name, offset)
             offsets[number] = offset
         return offsets
 
@@ -432,7 +434,7 @@ class Groups:
             for each in self._coord.list(members_prefix(group))
         }
         found: dict[LogPartition, Versioned] = {}
-        # Without members the state says EMPTY, whatever the claims are.
+        # Without members the state is EMPTY, whatever the claims are.
         if members or with_claims:
             for each in self._coord.list(claims_prefix(group)):
                 topic_id, _, number = each.key.removeprefix(claims_prefix(group)).partition("/")
@@ -440,7 +442,7 @@ class Groups:
         return _Group(head, record.version, members, found)
 
     def _consumed(self, seen: _Group) -> Sequence[Topic]:
-        """The topics that the group is subscribed to, or has something to remember in."""
+        """The topics that the group is subscribed to, or has checkpoints in."""
         names = {name for member in seen.members.values() for name in member.topics}
         names.update(*seen.head.subscriptions.values())
         ids = {
@@ -494,7 +496,7 @@ def forget(
     found: Mapping[LogPartition, Versioned],
     stamp: Stamp,
 ) -> bool:
-    """Remove all there is, the head last; false if something has changed meanwhile."""
+    """Remove all records of the group, the head last; false if one has changed meanwhile."""
     changes = [
         _Change((step.check,), step.put)
         for where, record in found.items()

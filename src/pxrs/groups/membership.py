@@ -1,4 +1,4 @@
-"""A member of a group: joins, looks, does what the group machine says, leaves.
+"""A member of a group: joins, looks, does what the group machine decides, leaves.
 
 `look` is one step: read the records, decide, act. Threads call it when a watch wakes them or a
 time has come; the simulator calls it in any order, over a store that fails. There is no waiting
@@ -43,15 +43,15 @@ class PartitionWork(Protocol):
     """The part of a member that works on its partitions."""
 
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:
-        """These are ours now; start at their checkpoints."""
+        """Start these partitions, which this member owns now, at their checkpoints."""
         ...
 
     def leaving(self, parts: frozenset[TopicPartition]) -> None:
-        """Exactly these are to be given away: hand out nothing more of them."""
+        """Prepare to give up exactly these partitions: hand out nothing more of them."""
         ...
 
     def releasable(self) -> dict[TopicPartition, Mark | None]:
-        """Return partitions to give away that no handler works on, and their progress."""
+        """Return partitions to give up that no handler works on, and their progress."""
         ...
 
     def final_marks(self) -> dict[TopicPartition, Mark | None]:
@@ -101,35 +101,35 @@ class Membership:
         self._open_session = open_session or coord.session
         self._reader = GroupReader(settings.group, coord, topics)
         self._memory = Memory()
-        # What the member's record says; None while nobody knows.
+        # The topics in the member's record; None while they are not known.
         self._subscribed: tuple[str, ...] | None = None
         self.me = Me(settings.name, "")
         self.session: Session | None = None
         self.generation = 0
         # How many partitions the target gives to this member.
         self.meant = 0
-        # Topics that it subscribes to and that are not there any more.
+        # Topics that it subscribes to and that do not exist any more.
         self.missing: tuple[str, ...] = ()
         self._verified = 0
-        # Whether the group has heard of this process, and under which ids.
+        # Whether the group's records have this process, and under which ids.
         self._joined = False
         self._ids: set[str] = set()
-        # The claims that somebody else still holds: worth a watch.
+        # Claims that other members still have: they are watched.
         self.waiting_for: frozenset[str] = frozenset()
 
     # Joining and leaving
 
     def join(self) -> None:
-        """Open a session and say that this member is there, touching the group in one commit."""
+        """Open a session and write this member's record, touching the group in one commit."""
         self._begin()
         _announce([self])
 
     def _begin(self) -> None:
-        """Become somebody whom the group has not heard of yet."""
+        """Take a new id, which the group has not seen yet."""
         self._lose_everything()
         former, self.session = self.session, None
         if former is not None:
-            # One that can't be closed ends by itself; it must not be taken up again.
+            # A session that can't be closed ends by itself; it must not be used again.
             with suppress(StoreError):
                 former.close()
         self.session = self._open_session(self._settings.ttl)
@@ -143,9 +143,9 @@ class Membership:
 
         The commit carries the next target too, so others go on at once. A static member's
         partitions stay its own for its `rejoin_timeout`. If the commit fails the session ends all
-        the same: what was not committed is handled again by the next owner. One that leaves
-        `for_good` gives its partitions up at once, and if that fails it is still there. One that
-        was `silent` did not leave by itself: the reason says that it is gone.
+        the same: messages that were not committed are handled again by the next owner. A member
+        that leaves `for_good` gives its partitions up at once, and if that fails it is still there.
+        One that was `silent` did not leave by itself: the recorded reason is that it is gone.
         """
         session = self.session
         if session is None:
@@ -156,8 +156,7 @@ class Membership:
             if for_good:
                 # Its record may be bound to a session that goes on: leaving is tried again.
                 raise
-            # Others must not wait for a member that is not there; the first error is the one to
-            # be told.
+            # Others must not wait for a member that is not there; the first error is raised.
             self._lose_everything()
             self.session = None
             with suppress(PxrsError):
@@ -217,7 +216,7 @@ class Membership:
         return Put(member_key(self._group, self.me.name), encode(record), self.session.id)
 
     def _refuse_if_displaced(self) -> None:
-        """A process that was away must not push out the one that has come in its place.
+        """Raise if another process has taken this member's place: an old one must not push it out.
 
         Read after the head, which every join changes: no member can come in between.
         """
@@ -234,8 +233,8 @@ class Membership:
         )
 
     def safe_until(self) -> float:
-        """Returns until when no other can take its place, even if no renewal succeeds."""
-        # First: who is frozen between the two promises too little, not too much.
+        """Returns until when no other can take its partitions, even if no renewal succeeds."""
+        # The clock first: a process frozen between the two calls promises too little, not too much.
         now, session = self._clock.monotonic(), self.session
         left = session.remaining() if session is not None else 0.0
         # A sum of floats may come out a hair too late.
@@ -244,9 +243,9 @@ class Membership:
     # Looking
 
     def look(self) -> float | None:
-        """One look at the group, and what follows from it; when to look again at the latest.
+        """Look at the group once and act on it; returns when to look again at the latest.
 
-        A session that is over is opened anew: nothing of what was held is ours any more.
+        A session that is over is opened anew: this member owns nothing from before any more.
         `Displaced` if another process has joined under this member's static name.
         """
         if self.session is None or self.session.remaining() <= 0:
@@ -256,7 +255,7 @@ class Membership:
         return self._follow(self._reader.see({self.me.name: self._owned_claims.parts}))
 
     def look_at(self, seen: Snapshot) -> float | None:
-        """As `look`, at what the caller has just read, for several members that it holds."""
+        """As `look`, with the caller's snapshot, which several members may share."""
         session = self.session
         if session is None or session.remaining() <= 0 or self._subscribed is None:
             return self.look()
@@ -280,7 +279,7 @@ class Membership:
             dropped = self._drop_what_others_have(seen)
             self._verified = seen.head_version
             if dropped:
-                # What was lost may be meant for this member still; it was not looked at.
+                # The target may still give lost partitions to this member; that was not looked at.
                 return self._clock.monotonic()
         self._settle_doubts(seen.view.head)
         decision = self._decide(seen)
@@ -300,7 +299,7 @@ class Membership:
         return decision
 
     def _act(self, seen: Snapshot, decision: Decision) -> bool:
-        """Do what was decided; true if that changed what there is to see."""
+        """Execute a decision; true if that changed the group's records."""
         self._table.leaving(decision.revoke)
         self.release_what_is_finished()
         guard = Check(head_key(self._group), seen.head_version)
@@ -321,7 +320,7 @@ class Membership:
         return changed
 
     def release_what_is_finished(self) -> None:
-        """Release the partitions to give away that no handler works on."""
+        """Release the partitions to give up that no handler works on."""
         with self._owned_claims.lock:
             marks = self._table.releasable()
             if not marks:
@@ -331,10 +330,10 @@ class Membership:
             self._table.gone(sorted(applied.lost), lost=True)
 
     def _drop_what_others_have(self, seen: Snapshot) -> bool:
-        """After any change of the group: look whether what this member holds is still its own.
+        """Drop partitions that this member does not own any more, after any change of the group.
 
-        It may have been taken by force, reset by an operator, or its topic deleted and made
-        again. A commit would tell too, but an idle member makes none.
+        One may have been taken by force, reset by an operator, or its topic deleted and made
+        again. A commit would show that too, but an idle member makes none.
         """
         held = {
             part: owned_claim
@@ -357,10 +356,10 @@ class Membership:
         return bool(dead)
 
     def _settle_doubts(self, head: Head) -> None:
-        """Writes that had no answer: find out what became of them, or make them impossible.
+        """Find out what became of writes that had no answer, or make them impossible.
 
         Otherwise a claim that reached the store unnoticed would block its partition for as long
-        as this member lives, and a release could still take away what is worked on again.
+        as this member lives, and a release could still arrive when the partition is in work again.
         """
         target = head.target_of(self.me.name)
         for part, doubt in sorted(self._owned_claims.doubts.items()):
@@ -376,7 +375,7 @@ class Membership:
             if found is not None and decode(found, Claim).owner == self.me.id:
                 self._owned_claims.let_go(part, found)
             elif (found.version if found is not None else 0) == doubt.version:
-                # It may still come; the watch on what is waited for will tell.
+                # It may still come; the watch on the claims that are waited for will wake.
                 continue
             self._owned_claims.forget(part)
 
@@ -433,7 +432,7 @@ def _announce(members: Sequence[Membership]) -> None:
         try:
             outcome = coord.commit([check], [first._put_head(head), *puts])
         except OutcomeUnknown:
-            # Done or not, it can be said again: a copy that comes late finds another head.
+            # Done or not, it can be repeated: a late copy finds another head.
             unanswered += 1
             if unanswered == _TRIES:
                 raise

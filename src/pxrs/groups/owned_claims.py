@@ -1,4 +1,4 @@
-"""The claims that one member holds, and the one committer of their checkpoints.
+"""The claims that one member owns, and the one committer of their checkpoints.
 
 Everything a member writes to its claims goes through here, one commit at a time: an auto-commit
 and an explicit one that raced on a version would fence each other. A commit carries any number
@@ -34,13 +34,13 @@ from pxrs.stores.api import CoordStore, GivesWay
 from pxrs.topics import Topics
 from pxrs.types import Check, Committed, Conflict, TopicPartition, Versioned, Write
 
-# Makes the ids of writes and of members where nobody has a reason to choose them.
+# Makes the ids of writes and of members, unless the caller chooses them.
 random_id = partial(secrets.token_hex, 8)
 _WHAT_TO_DO = "partitions are assigned when it polls: poll first, or seek in on_assigned"
 
 
 def names_of(parts: Iterable[TopicPartition]) -> str:
-    """Partitions, for people."""
+    """The names of partitions, for people."""
     return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(parts))
 
 
@@ -52,7 +52,7 @@ def fenced(parts: Iterable[TopicPartition]) -> Fenced:
 
 def not_owned(part: TopicPartition, topics: Topics) -> Fenced | PartitionNotFound:
     """Builds the error for a partition that a consumer does not own, or that does not exist."""
-    # Whatever is with the topic, or the store: owned it is not.
+    # Whatever the state of the topic or the store: the consumer does not own it.
     with suppress(PxrsError):
         partitions = topics.find(part.topic).partitions
         if not 0 <= part.partition < partitions:
@@ -80,7 +80,7 @@ class Mark(NamedTuple):
 
 
 def mark_of(owned_claim: OwnedClaim) -> Mark:
-    """Returns the group's progress, as the claim has it."""
+    """Returns the group's progress in a claim."""
     claim = owned_claim.claim
     return Mark(claim.checkpoint if claim.checkpoint is not None else -1, claim.done)
 
@@ -113,7 +113,7 @@ Rebuild = Callable[[OwnedClaim], Step]
 def leaves_doubt(error: BaseException) -> bool:
     """Whether a commit that ended with this error may have been done, or may still be.
 
-    Ctrl-C comes before the commit, after it, or in between. Every other error of ours says that
+    Ctrl-C comes before the commit, after it, or in between. Every other error of pxrs means that
     nothing was done.
     """
     return isinstance(error, OutcomeUnknown) or not isinstance(error, PxrsError)
@@ -131,7 +131,7 @@ class OwnedClaims:
         self.lock = threading.RLock()
         # The thread whose transaction holds the lock.
         self.transacting: int | None = None
-        # The thread that commits beside the caller's, and whether the caller, who may hold the
+        # The thread that commits beside the caller's; and whether the caller, which may hold the
         # store's one writer by a connection of its own, waits for the lock: the two would wait
         # for each other.
         self.beside: int | None = None
@@ -141,25 +141,25 @@ class OwnedClaims:
         self._me = Me("", "")
 
     def begin(self, me: Me) -> None:
-        """Start anew under another id: what was held is not ours any more."""
+        """Start anew under another id: this member owns nothing from before any more."""
         with self.lock:
             self._me = me
             self._held = {}
             self._doubts = {}
 
     def refuse_inside_transaction(self) -> None:
-        """Raise where this block's end would be waited for, or would undo what is done here."""
+        """Raise where the call would wait for the end of this block, or be undone by it."""
         if self.transacting == threading.get_ident():
             raise InsideTransaction("leave the block of the consumer's transaction first")
 
     @property
     def owner(self) -> str:
-        """The id under which this member owns."""
+        """The id under which this member owns claims."""
         return self._me.id
 
     @property
     def parts(self) -> frozenset[TopicPartition]:
-        """The partitions held, as far as this member knows."""
+        """The partitions owned, as far as this member knows."""
         return frozenset(self._held)
 
     def get(self, part: TopicPartition) -> OwnedClaim | None:
@@ -167,23 +167,23 @@ class OwnedClaims:
 
     @property
     def doubts(self) -> dict[TopicPartition, Doubt]:
-        """Writes whose outcome is not known, of claims held or not."""
+        """Writes whose outcome is not known, of claims owned or not."""
         with self.lock:
             return dict(self._doubts)
 
     def forget(self, part: TopicPartition) -> None:
-        """The doubt about this claim is over."""
+        """End the doubt about this claim."""
         with self.lock:
             self._doubts.pop(part, None)
 
     def confirm(self, part: TopicPartition) -> Applied:
-        """Settle the doubt about a claim that is held, by a write of our own."""
+        """Settle the doubt about a claim that is owned, by a write of our own."""
         return self._change([part], claims.touch)
 
     def let_go(self, part: TopicPartition, found: Versioned) -> Applied:
-        """Release a claim that turned out to be ours, though no handler works on it.
+        """Release a claim that turned out to be this member's, though no handler works on it.
 
-        Also if another write of ours that had no answer comes in between.
+        Works even if another unanswered write of ours comes in between.
         """
         with self.lock:
             stamp = self._stamp()
@@ -195,7 +195,7 @@ class OwnedClaims:
             return self._apply([release(owned_claim)], release)
 
     def drop(self, parts: Iterable[TopicPartition]) -> None:
-        """Forget claims that another member has now."""
+        """Forget claims that another member owns now."""
         with self.lock:
             for part in parts:
                 self._held.pop(part, None)
@@ -226,7 +226,7 @@ class OwnedClaims:
     def pin(self, checkpoints: Mapping[TopicPartition, int]) -> Applied:
         """Set first checkpoints, all in one commit.
 
-        Also if an earlier try had no answer and was done: then it is the first one that counts.
+        If an earlier try had no answer and was done, its checkpoints count.
         """
         return self._change(
             checkpoints, lambda held, stamp: claims.pin(held, checkpoints[held.part], stamp)
@@ -238,7 +238,7 @@ class OwnedClaims:
         guard: Sequence[Check] = (),
         also: Sequence[Write] = (),
     ) -> Applied:
-        """Write the final checkpoints and let go, in one commit; `also` goes with it."""
+        """Write the final checkpoints and release, in one commit that includes `also`."""
 
         def release(held: OwnedClaim, stamp: Stamp) -> Step:
             mark = marks[held.part] or Mark(-1)
@@ -260,12 +260,12 @@ class OwnedClaims:
         ]
 
     def steps_to_touch(self, parts: Iterable[TopicPartition]) -> list[Step]:
-        """Writes that change nothing, but no earlier one lands after them. Under the lock."""
+        """Writes that change nothing, after which no earlier write can land. Under the lock."""
         stamp = self._stamp()
         return [claims.touch(self._held[part], stamp) for part in parts]
 
     def refresh(self, found: Iterable[OwnedClaim]) -> dict[TopicPartition, OwnedClaim]:
-        """Hold claims of ours as the store has them; those with another checkpoint than known."""
+        """Adopt owned claims from the store; returns those with another checkpoint than known."""
         with self.lock:
             moved = {}
             for owned_claim in found:
@@ -292,7 +292,7 @@ class OwnedClaims:
             held = self._held.get(part)
             if held is None:
                 return Applied([], frozenset([part]))
-            # Not by `_change`: a claim that is lost must not leave what goes with it behind.
+            # Not by `_change`: if the claim is lost, `also` must not be written without it.
             step = build(held)
             while True:
                 try:
@@ -321,7 +321,7 @@ class OwnedClaims:
             self._doubts.pop(step.part, None)
 
     def doubt(self, steps: Sequence[Step]) -> None:
-        """A transaction with these steps had no answer, and could not be asked after."""
+        """Note the doubt about steps of a transaction whose outcome could not be found out."""
         with self.lock:
             self._doubt(steps, ())
             self.drop(step.part for step in steps)
@@ -333,7 +333,7 @@ class OwnedClaims:
         guard: Sequence[Check] = (),
         also: Sequence[Write] = (),
     ) -> Applied:
-        """Write what `build` makes of these claims, and hold them so."""
+        """Write the changes that `build` makes of these claims, and note them."""
         with self.lock:
             stamp = self._stamp()
             steps = [build(self._held[part], stamp) for part in parts if part in self._held]
@@ -350,7 +350,7 @@ class OwnedClaims:
         guard: Sequence[Check] = (),
         also: Sequence[Write] = (),
     ) -> Applied:
-        """Write the steps, dropping what is lost and repeating what is not decided."""
+        """Write the steps, dropping lost claims and repeating undecided ones."""
         # In the order of their keys: two members that lock rows in one order never deadlock.
         steps = sorted(steps, key=attrgetter("put.key"))
         written: list[OwnedClaim] = []
@@ -381,8 +381,8 @@ class OwnedClaims:
         """One commit, sent again when its outcome is unknown.
 
         Each step is conditional on the version that it was built for, so at most one of the
-        tries is applied, and the record tells by its write id whether that one was ours. Once
-        a try had no answer, the failure of a later one does not make that certain again.
+        tries is applied, and the write id in the record shows whether that one was ours. Once a
+        try had no answer, the failure of a later one does not make the outcome certain again.
         """
         checks = (*guard, *(step.check for step in steps))
         writes = (*(step.put for step in steps), *also)
@@ -405,7 +405,7 @@ class OwnedClaims:
         raise unknown
 
     def _doubt(self, unknown: Sequence[Step], written: Sequence[OwnedClaim]) -> None:
-        """A commit had no answer, after others of the same change had been done."""
+        """Note a commit without an answer, after others of the same change had been done."""
         for step in unknown:
             self._doubts[step.part] = Doubt(step.put.key, step.check.version)
         for owned_claim in written:
@@ -419,7 +419,7 @@ class OwnedClaims:
         written: list[OwnedClaim],
         lost: set[TopicPartition],
     ) -> list[Step]:
-        """Returns what is left to write after a conflict."""
+        """Returns the steps that are left to write after a conflict."""
         left: list[Step] = []
         for step in steps:
             if step.put.key not in conflict.current:
@@ -434,12 +434,12 @@ class OwnedClaims:
             else:
                 lost.add(step.part)
                 if self._is_mine(verdict):
-                    # By an earlier try of ours, or a transaction, that nobody heard of.
+                    # By an earlier try of ours, or a transaction, whose answer was lost.
                     self._doubts[step.part] = Doubt(step.put.key, -1)
         return left
 
     def _is_mine(self, verdict: Behind | Lost) -> bool:
-        """Whether the store has this member as the owner, though it does not hold the claim."""
+        """Whether the store has this member as the owner of a claim that it did not know of."""
         if isinstance(verdict, Behind):
             return True
         return verdict.claim is not None and verdict.claim.owner == self._me.id

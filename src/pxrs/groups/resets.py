@@ -1,4 +1,4 @@
-"""Explicit changes of checkpoints are recorded: who, when, from where to where."""
+"""Records of explicit changes of checkpoints: who, when, from where to where."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None
     by: str
     at_ms: int
-    # Empty where somebody asked for it.
+    # Empty if it was asked for by hand.
     why: str = ""
     schema: int = SCHEMA
 
@@ -37,10 +37,10 @@ def record_of_reset(group: str, reset: Reset, write: str) -> Put:
 
 
 def forget_old_resets(coord: CoordStore, group: str) -> None:
-    """Keep the last hundred, as of the generations; older ones are not read.
+    """Keep the last hundred records, as many as of generations; older ones are not read.
 
-    Not in the commit of the reset itself, which may be full. One that fails is made up for by the
-    next one.
+    Not in the commit of the reset itself, which may be full. If a removal fails, the next one
+    makes up for it.
     """
     with suppress(StoreError):
         records = coord.list(resets_prefix(group))

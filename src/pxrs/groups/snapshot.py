@@ -1,4 +1,4 @@
-"""Reading a group's records: what one look of a member sees."""
+"""Snapshots of a group's records: what one look of a member sees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FEW = 16
 class Snapshot:
     """A view, with the versions behind it. Several members that one process holds may share it.
 
-    `last_epochs` are those of topics that were there before under the names of topics without a
+    `last_epochs` are the epochs of former topics of the same names, for partitions without a
     claim.
     """
 
@@ -44,12 +44,12 @@ class Snapshot:
 
     @cached_property
     def all_claims(self) -> dict[str, Versioned]:
-        """Every claim of the group by its key, listed when the first one asks."""
+        """Every claim of the group by its key, listed at the first call."""
         return self.list_claims()
 
 
 class TopicFinder(Protocol):
-    """Where a group looks its topics up: `Topics`, as far as it needs them."""
+    """Looks topics up for a group: the part of `Topics` that it needs."""
 
     def find(self, name: str) -> Topic:
         """The topic of this name; `TopicNotFound` if there is none."""

@@ -48,11 +48,12 @@ class Waiting(Generic[Work, Answer]):
 class GroupCommit(Generic[Work, Answer]):
     """Has one of the waiting threads commit for all.
 
-    The first thread that comes commits what there is. Those that come meanwhile wait, and when it
-    is done it wakes the first of them to commit for all of those. `commit` is called by one thread
-    at a time. It takes the waiting in order, settles as many as it can, at least the first, and
-    returns; the others stay. With a `pause`, in seconds, whoever commits after others waits so long
-    for those who were just answered: they come back at once, and would have to wait for the commit.
+    The first thread that comes commits the work that is there. Threads that come meanwhile wait,
+    and when it is done it wakes the first of them to commit for all of those. `commit` is called by
+    one thread at a time. It takes the waiting in order, settles as many as it can, at least the
+    first, and returns; the others stay. With a `pause`, a thread that commits after a commit for
+    several waits this many seconds for the threads that were just answered: they come back at once,
+    and would otherwise have to wait for the whole commit.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class GroupCommit(Generic[Work, Answer]):
                     each.wait()
                 while each.leads and not each.is_settled:
                     self._commit_waiting()
-                # The next one of this thread's may lead after it.
+                # The next work of this thread may lead after it.
                 self._leave(each)
         except BaseException:
             for each in mine:
@@ -104,7 +105,7 @@ class GroupCommit(Generic[Work, Answer]):
         try:
             self._commit(batch)
         except BaseException as error:
-            # Interrupted, or a bug: nobody knows how far it came.
+            # Interrupted, or a bug: how far the commit came is not known.
             for each in batch:
                 if not each.is_settled:
                     each.settle(OutcomeUnknown(f"the thread that committed this failed: {error!r}"))
@@ -114,7 +115,7 @@ class GroupCommit(Generic[Work, Answer]):
                 self._waiting = [each for each in self._waiting if not each.is_settled]
 
     def _leave(self, mine: Waiting[Work, Answer]) -> None:
-        """Ends this thread's part, after an interrupt too: another one leads if it did."""
+        """Ends this thread's part, after an interrupt too: if it led, another one leads now."""
         with self._lock:
             if mine in self._waiting:
                 self._waiting.remove(mine)

@@ -13,7 +13,17 @@ from typing import NamedTuple, TypeAlias
 from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.core import kv
-from pxrs.core.kv import Change, Draft, KeyBatch, KnownHead, KnownLane, Lane, Once, Record, Written
+from pxrs.core.kv import (
+    Change,
+    Draft,
+    KeyBatch,
+    KnownHead,
+    KnownWriter,
+    Once,
+    Record,
+    Writer,
+    Written,
+)
 from pxrs.core.records import decode
 from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, TransactionConflict, quoted
 from pxrs.kv.group_commit import GroupCommit, Waiting
@@ -23,19 +33,19 @@ from pxrs.serde import to_bytes
 from pxrs.stores.api import CoordStore, TellsTime
 from pxrs.types import Check, Conflict, Delete, Entry, Outcome, Version, Versioned
 
-# What may be said of consistency: ask the store, or perhaps not.
+# The values of `consistency`: those that ask the store, and the one that may not.
 _STORE = ("lease", "linearizable")
 _CACHE = "stale_ok"
 # How old an answer to `stale_ok` can be, and how many are kept.
 _STALE = 1.0
 _MOST_SEEN = 10_000
-# How long a write goes on against others that write to its shard.
+# How long a write is retried while others write to its shard.
 _PATIENCE = 30.0
 _PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 _MOST_TOGETHER = 1000
-_MOST_LANES = 10_000
-# So many heads are read one by one before a commit.
+_MOST_WRITERS = 10_000
+# Up to this many heads are read one by one before a commit.
 _MOST_READ = 2
 _PAGE = 500
 _SWEEP_EVERY = 30.0
@@ -63,20 +73,22 @@ class KeyValues:
         self._clock = clock
         self._group: GroupCommit[KeyBatch, Answers] = GroupCommit(self._commit)
         self._heads: dict[int, KnownHead] = {}
-        # Of remote clients; those used last.
-        self._lanes: OrderedDict[str, KnownLane] = OrderedDict()
+        # The writers of remote clients, the last used ones.
+        self._writers: OrderedDict[str, KnownWriter] = OrderedDict()
         # How many batches go into one commit: fewer while others write to the same shards.
         self._most = _MOST_TOGETHER
         self._seen: OrderedDict[bytes, Seen] = OrderedDict()
         self._seen_lock = threading.Lock()
         # Shards that this process leads, and has not written to since.
-        self._to_lead: set[int] = set()
+        # Each with the number of the change by which it was gained.
+        self._to_lead: Mapping[int, int] = {}
+        self._lead_changes = count(1)
         self._lead_lock = threading.Lock()
         self._next_sweep = clock.monotonic() + _SWEEP_EVERY
         self._next_evidence_sweep = clock.monotonic() + _SWEEP_EVIDENCE_EVERY
-        # In a store without a clock, on a node.
+        # On a node, if the store has no clock.
         self._timers: Timers | None = None
-        # Of evidence: the version that was seen, and since when.
+        # By record of evidence: the version that was seen, and since when.
         self._evidence: dict[str, tuple[int, float]] = {}
 
     # Verbs
@@ -90,12 +102,12 @@ class KeyValues:
         ttl: float | None = None,
         idempotency_key: str | None = None,
     ) -> Version:
-        """Write a value, durably; the version it has.
+        """Write a value, durably; returns its version.
 
         `if_match`: only if the key has this version; `VersionMismatch` otherwise. `ABSENT` creates:
-        `AlreadyExists` if the key is there. `ttl`: it expires after so many seconds by the store's
+        `AlreadyExists` if the key is there. `ttl`: seconds after which it expires, by the store's
         clock; a later put without one makes it stay. `idempotency_key`: another put of this key
-        with the same one writes nothing and returns the first one's version, for an hour.
+        with the same one writes nothing and is answered as the first one, for an hour.
         """
         return self._do(self._put_change(key, value, if_match, ttl, idempotency_key)).version
 
@@ -106,14 +118,14 @@ class KeyValues:
         if_match: Version | None = None,
         idempotency_key: str | None = None,
     ) -> bool:
-        """Remove a key; whether it was there. The options are those of `put`."""
+        """Remove a key; returns whether it was there. The options are those of `put`."""
         return self._do(self._delete_change(key, if_match, idempotency_key)).existed
 
     def get(self, key: str | bytes, *, consistency: str = "lease") -> Entry | None:
         """The key's value and version; None if there is no such key, or it has expired.
 
         `lease` and `linearizable` both ask the store, and see every write that was answered
-        before. `stale_ok` may answer from memory what was so within the last second.
+        before. `stale_ok` may answer from memory, with a value up to a second old.
         """
         raw = to_bytes(key, "key")
         if self._check_read(raw, consistency):
@@ -123,7 +135,7 @@ class KeyValues:
     def get_many(
         self, keys: Iterable[str | bytes], *, consistency: str = "lease"
     ) -> dict[bytes, Entry]:
-        """Those of the keys that exist. Each is read by itself: they need not be of one moment."""
+        """Get the keys that exist. Each is read by itself: values need not be of one moment."""
         found = (self.get(key, consistency=consistency) for key in keys)
         return {entry.key: entry for entry in found if entry is not None}
 
@@ -155,7 +167,7 @@ class KeyValues:
     # Reading
 
     def _check_read(self, key: bytes, consistency: str) -> bool:
-        """Refuses a read that can't be; whether it may be answered from memory."""
+        """Checks a read's arguments; returns whether it may be answered from memory."""
         kv.check_key(key, self._coord.limits)
         return is_stale_ok(consistency)
 
@@ -214,7 +226,8 @@ class KeyValues:
     def _lead(self, gained: Collection[int], lost: Collection[int] = ()) -> None:
         """Note which shards this process leads: writes to those gained raise their term."""
         with self._lead_lock:
-            self._to_lead = (self._to_lead | set(gained)) - set(lost)
+            kept = {it: number for it, number in self._to_lead.items() if it not in lost}
+            self._to_lead = kept | dict.fromkeys(gained, next(self._lead_changes))
 
     def _ttl_ms(self, ttl: float | None) -> int:
         if ttl is not None and not isinstance(self._coord, TellsTime) and self._timers is None:
@@ -247,7 +260,7 @@ class KeyValues:
                 timers.add(change.key, answer.version, change.ttl_ms)
 
     def _keep_time(self, leads: Callable[[int], bool]) -> Timers:
-        """Looks after values that expire, of the shards that it leads. See `Timers`."""
+        """Deletes values that expire, of the shards that it leads. See `Timers`."""
 
         def expire(key: bytes, version: Version) -> None:
             self._group.do(KeyBatch([Change(key, None, version, expired=True)]))
@@ -263,7 +276,7 @@ class KeyValues:
         ttl: float | None,
         idempotency_key: str | None = None,
     ) -> Change:
-        """What `put` writes, checked."""
+        """The change that `put` writes, checked."""
         change = Change(
             to_bytes(key, "key"),
             to_bytes(value, "value"),
@@ -277,7 +290,7 @@ class KeyValues:
     def _delete_change(
         self, key: str | bytes, if_match: Version | None, idempotency_key: str | None = None
     ) -> Change:
-        """What `delete` writes, checked."""
+        """The change that `delete` writes, checked."""
         once = _once(idempotency_key)
         change = Change(to_bytes(key, "key"), None, check_version(if_match), once=once)
         kv.check_change(change, self._coord.limits)
@@ -297,7 +310,8 @@ class KeyValues:
             for each in batch:
                 each.settle(error)
             return
-        for each, answer in zip(batch, done.answers, strict=True):
+        # Of attempts at the same writes one that was done may have had fewer than the others.
+        for each, answer in zip(batch, done.answers, strict=False):
             each.settle(answer)
 
     def _commit_until_known(self, batch: list[Waiting[KeyBatch, Answers]]) -> Attempt:
@@ -307,12 +321,13 @@ class KeyValues:
         doubts: list[Attempt] = []
         for tries in count(1):
             try:
-                # First: what was done must not be done again.
-                if doubts and (done := self._find_out(doubts)) is not None:
+                # First: an attempt that was done must not be repeated.
+                if doubts and (done := self._find_out(doubts, onces)) is not None:
                     return done
                 attempt = self._attempt([each.work for each in batch], onces)
-                # What did not fit stays behind; later attempts are at the same writes.
-                del batch[len(attempt.answers) :]
+                if not doubts:
+                    # Batches that did not fit stay behind; later attempts make the same writes.
+                    del batch[len(attempt.answers) :]
                 if self._apply(attempt, onces, doubts):
                     return attempt
             except PxrsError as error:
@@ -326,9 +341,9 @@ class KeyValues:
                 if doubts:
                     raise OutcomeUnknown("a write was sent, no answer came, and it may still come")
                 raise TransactionConflict(
-                    f"others wrote to the same shard for {_PATIENCE:g} s; try again later"
+                    f"other writers kept the same shard busy for {_PATIENCE:g} s; try again later"
                 )
-            # The first conflict only tells what was not known. After that, others are at it too.
+            # The first conflict only shows what was not known. After it, others write there, too.
             if tries > 1:
                 self._most = max(1, len(batch) // 2)
                 longest = min(_PAUSE * 2 ** min(tries, 10), _LONGEST_PAUSE)
@@ -345,9 +360,9 @@ class KeyValues:
     ) -> Attempt:
         """Drafts one commit of the batches, as many as fit, from what the store has now.
 
-        `fresh`: heads are read, not remembered. They are read before records: what is read of a
-        shard is valid if its head is still the same when it is committed. `all_of_them`: those that
-        do not fit are not left out, so the store refuses them.
+        `fresh`: heads are read, not remembered. They are read before records: a record that was
+        read is valid if the head of its shard is still the same at the commit. `all_of_them`:
+        batches that do not fit are not left out, so the store refuses them.
         """
         changes = [change for batch in batches for change in batch.changes]
         shards = sorted({kv.shard_of(change.key) for change in changes})
@@ -358,9 +373,12 @@ class KeyValues:
         timed = any(change.ttl_ms or change.once for change in changes)
         now_ms = self._coord.now_ms() if timed and isinstance(self._coord, TellsTime) else 0
         known = {**onces, **self._used_onces(changes)}
-        lanes = {it.lane.name: self._lane(it.lane) for it in batches if it.lane is not None}
+        writers = {
+            it.writer.name: self._writer(it.writer) for it in batches if it.writer is not None
+        }
         unit = secrets.token_hex(8)
-        draft = Draft(unit, heads, records, known, self._to_lead, now_ms, lanes)
+        leads = self._to_lead
+        draft = Draft(unit, heads, records, known, leads, now_ms, writers)
         for key in expired:
             draft.add(Change(key, None))
         answers: list[Answers] = []
@@ -368,26 +386,26 @@ class KeyValues:
             if answers and not (all_of_them or draft.has_room(batch, self._coord.limits)):
                 break
             answers.append(draft.add_batch(batch))
-        return Attempt(draft, answers)
+        return Attempt(draft, answers, leads)
 
-    def _lane(self, lane: Lane) -> KnownLane:
-        known = self._lanes.get(lane.name)
+    def _writer(self, writer: Writer) -> KnownWriter:
+        known = self._writers.get(writer.name)
         if known is None:
-            # The first batch of a lane finds none, unless it was sent before.
-            is_new = lane.number == 1 and not lane.again
-            stored = None if is_new else self._coord.get(kv.lane_key(lane.name))
-            known = kv.known_lane(stored)
+            # The first batch of a writer finds none, unless it was sent before.
+            is_new = writer.number == 1 and not writer.again
+            stored = None if is_new else self._coord.get(kv.writer_key(writer.name))
+            known = kv.known_writer(stored)
         return known
 
-    def _remember_lanes(self, lanes: Mapping[str, KnownLane]) -> None:
-        for name, known in lanes.items():
-            self._lanes[name] = known
-            self._lanes.move_to_end(name)
-        while len(self._lanes) > _MOST_LANES:
-            self._lanes.popitem(last=False)
+    def _remember_writers(self, writers: Mapping[str, KnownWriter]) -> None:
+        for name, known in writers.items():
+            self._writers[name] = known
+            self._writers.move_to_end(name)
+        while len(self._writers) > _MOST_WRITERS:
+            self._writers.popitem(last=False)
 
     def _guess_heads(self, unknown: Sequence[int]) -> None:
-        """Takes many heads that are not known for absent: a conflict tells all of them at once."""
+        """Assumes that many unknown heads are absent: a conflict returns all of them at once."""
         if len(unknown) > _MOST_READ:
             self._heads.update(dict.fromkeys(unknown, kv.known_head(None)))
 
@@ -400,7 +418,7 @@ class KeyValues:
     def _used_onces(self, changes: Iterable[Change]) -> dict[str, Once]:
         """The idempotency keys that were used before, of changes that may be refused.
 
-        Of all others the commit finds it.
+        For all other changes the commit finds that out.
         """
         found = {}
         for change in changes:
@@ -420,71 +438,86 @@ class KeyValues:
         return found, [key for key, it in found.items() if it is not None and self._has_expired(it)]
 
     def _apply(self, attempt: Attempt, onces: dict[str, Once], doubts: list[Attempt]) -> bool:
-        """Commits an attempt; whether it is done.
+        """Commits an attempt; returns whether it is done.
 
-        What another attempt must know is noted: current heads, idempotency keys that were used, and
+        Notes what another attempt must know: current heads, idempotency keys that were used, and
         attempts whose answer was lost.
         """
         draft = attempt.draft
+        # A doubt may still come, or has come since it was looked for. Only what can't be applied
+        # beside it, as both check a record as one version, is tried; else it is looked for again.
+        if not all(draft.excludes(doubt.draft) for doubt in doubts):
+            return False
         try:
             outcome = self._coord.commit(draft.checks, draft.writes) if draft.operations else None
         except OutcomeUnknown:
-            doubts.append(attempt)
+            # One that writes no key only notes answers: done or not, another attempt finds out.
+            if draft.shards:
+                doubts.append(attempt)
             return False
         if isinstance(outcome, Conflict):
-            self._note_conflict(outcome, onces)
+            self._note_current(outcome.current, onces)
             return False
         if outcome is not None:
             self._heads.update(draft.new_heads(outcome.versions))
-            self._remember_lanes(draft.new_lanes(outcome.versions))
+            self._remember_writers(draft.new_writers(outcome.versions))
             with self._lead_lock:
-                self._to_lead = self._to_lead - set(draft.shards)
+                # Not those that were gained while the commit was under way, perhaps once more: it
+                # did not raise their terms.
+                now, then = self._to_lead, attempt.leads
+                done = {it for it in draft.shards if it in now and now[it] == then.get(it)}
+                if done:
+                    self._to_lead = {it: now[it] for it in now if it not in done}
             self._most = min(_MOST_TOGETHER, self._most + len(attempt.answers))
-        for doubt in doubts:
-            # Both checked one head at one version: only one of them can have been applied.
-            if not set(doubt.draft.shards) & set(draft.shards):
-                raise OutcomeUnknown("a write was sent, and whether it was done can't be told")
         return True
 
-    def _note_conflict(self, conflict: Conflict, onces: dict[str, Once]) -> None:
-        for key, current in conflict.current.items():
+    def _note_current(self, found: Mapping[str, Versioned | None], onces: dict[str, Once]) -> None:
+        """Notes heads, writers and idempotency keys as they are now."""
+        for key, current in found.items():
             if key.startswith(kv.HEADS):
                 self._heads[int(key.removeprefix(kv.HEADS), 16)] = kv.known_head(current)
-            elif key.startswith(kv.LANES):
-                self._remember_lanes({key.removeprefix(kv.LANES): kv.known_lane(current)})
+            elif key.startswith(kv.WRITERS):
+                self._remember_writers({key.removeprefix(kv.WRITERS): kv.known_writer(current)})
             elif current is not None:
                 onces[key] = decode(current, Once)
 
-    def _find_out(self, doubts: list[Attempt]) -> Attempt | None:
-        """Looks what became of attempts whose answer was lost: the one that was done, if any.
+    def _find_out(self, doubts: list[Attempt], onces: dict[str, Once]) -> Attempt | None:
+        """Finds out what became of attempts whose answer was lost: the one that was done, if any.
 
-        Those that never will be are left out from then on. Raises `OutcomeUnknown` if that can't be
-        told any more, because others have written to the same keys since.
+        Attempts that will never be done are left out from then on. Raises `OutcomeUnknown` if the
+        outcome can't be known any more, because others have written to the same keys since.
         """
-        outcomes = [self._outcome(attempt.draft) for attempt in doubts]
-        # One that is done settles all: attempts at the same writes exclude each other.
+        outcomes = [self._outcome(attempt.draft, onces) for attempt in doubts]
+        # One attempt that is done settles all: attempts at the same writes exclude each other.
         if Outcome.DONE in outcomes:
             return doubts[outcomes.index(Outcome.DONE)]
         if Outcome.UNKNOWN in outcomes:
             raise OutcomeUnknown(
                 "a write was sent and no answer came; others have written to the same keys since, "
-                "so whether it was done can't be told. A write with an idempotency_key can be "
+                "so its outcome can't be known. A write with an idempotency_key can be "
                 "repeated safely"
             )
         open_ones = [it for it, told in zip(doubts, outcomes, strict=True) if told is None]
         doubts[:] = open_ones
         return None
 
-    def _outcome(self, draft: Draft) -> Outcome | None:
-        heads = {shard: self._head(shard, fresh=True) for shard in draft.shards}
-        return draft.outcome(heads, self._records(draft.keys)[0])
+    def _outcome(self, draft: Draft, onces: dict[str, Once]) -> Outcome | None:
+        found = {key: self._coord.get(key) for key in draft.fences}
+        moved = draft.moved(found)
+        if moved:
+            # What was read before one was seen to have moved tells nothing: the commit may have
+            # come in between. Since then it can't, so what is read from here on tells.
+            for key in draft.fences.keys() - moved:
+                found[key] = self._coord.get(key)
+        self._note_current(found, onces)
+        return draft.outcome(found, self._records(draft.keys)[0] if moved else {})
 
     # Sweeping
 
     def _sweep_if_due(self) -> None:
-        """Now and then, remove what nobody needs: expired values, old evidence of writes.
+        """Now and then, remove what is not needed: expired values, old evidence of writes.
 
-        Whoever writes does this afterwards: what fails here is no failure of the write.
+        A writer does this after its write: a failure here is no failure of the write.
         """
         now = self._clock.monotonic()
         if now < self._next_sweep:
@@ -501,18 +534,18 @@ class KeyValues:
     def _sweep_values(self, now_ms: int) -> None:
         due = [it for it in self._coord.list(kv.DUES, limit=_MOST_SWEPT) if _due_ms(it) <= now_ms]
         for listed in due:
-            # Reading it deletes it, if it has expired: it may have been written again since.
+            # A read deletes it if it has expired: it may have been written again since.
             self._read(bytes.fromhex(listed.value.decode()))
         self._remove(due)
 
     def _sweep_evidence(self, now: float, now_ms: int) -> None:
-        """Removes idempotency keys and lanes that nobody can ask for any more.
+        """Removes idempotency keys and writers that are too old to be used again.
 
-        By the store's clock where it has one and they say when they were written, else once this
-        process has seen them unchanged for as long.
+        By the store's clock where it has one and they have the time of their write, else once
+        this process has seen them unchanged for as long.
         """
         seen: dict[str, tuple[int, float]] = {}
-        for where in (kv.ONCES, kv.LANES):
+        for where in (kv.ONCES, kv.WRITERS):
             after: str | None = None
             while page := self._coord.list(where, after, _MOST_SWEPT):
                 due = []
@@ -528,7 +561,7 @@ class KeyValues:
         self._evidence = seen
 
     def _remove(self, records: Sequence[Versioned]) -> None:
-        """Removes those of the records that are still as they are here, if none has changed."""
+        """Removes up to 100 records per commit; none of these if one of them has changed."""
         size = min(100, self._coord.limits.operations // 2)
         for first in range(0, len(records), size):
             some = records[first : first + size]
@@ -536,15 +569,17 @@ class KeyValues:
             self._coord.commit(checks, [Delete(it.key) for it in some])
 
 
-# What the writes of a batch are answered.
+# The answers to the writes of a batch.
 Answers: TypeAlias = list[Written | PxrsError]
 
 
 class Attempt(NamedTuple):
-    """A commit, and what each batch in it is answered if it succeeds."""
+    """A commit, and the answers to each of its batches if it succeeds."""
 
     draft: Draft
     answers: list[Answers]
+    # The shards whose terms it raises, if it writes to them.
+    leads: Mapping[int, int]
 
 
 def _first(answers: Answers) -> Written:
@@ -560,7 +595,7 @@ def _due_ms(listed: Versioned) -> int:
 
 
 def is_stale_ok(consistency: str) -> bool:
-    """Whether a read may be answered from memory; refuses consistencies that do not exist."""
+    """Whether a read may be answered from memory; refuses unknown consistencies."""
     if consistency in _STORE:
         return False
     if consistency == _CACHE:
@@ -571,7 +606,7 @@ def is_stale_ok(consistency: str) -> bool:
 
 
 def check_ttl(ttl: object) -> int:
-    """The milliseconds, 0 for ever; refuses what is no time to live."""
+    """The milliseconds, 0 for ever; refuses a value that is no time to live."""
     if ttl is None:
         return 0
     if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0.001 <= ttl < 2**43:
@@ -580,7 +615,7 @@ def check_ttl(ttl: object) -> int:
 
 
 def check_version(version: object) -> Version | None:
-    """Refuses what is no version."""
+    """Refuses a value that is no version."""
     if version is None:
         return None
     if isinstance(version, Version):

@@ -1,8 +1,8 @@
 """Values that expire in a store without a clock: the node that leads them has the timers.
 
-A value with a ttl has a record beside it that says so. The leader begins to count when it has
-written the value, or when it comes across the record: after it took the shard over, or because
-another node has written it. Once the time is over it deletes the value, if that is still the same.
+A value with a ttl has a record of it beside it. The leader begins to count when it has written the
+value, or when it comes across the record: after it took the shard over, or because another node has
+written it. Once the time is over it deletes the value, if that is still the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pxrs.stores.api import CoordStore
 from pxrs.types import Check, Delete, Version
 
 _LOG = logging.getLogger("pxrs.kv")
-# How often it looks for timers that others have written.
+# How often the leader looks for timers that others have written.
 _LOOK = 10.0
 _PAGE = 500
 _RETRY = 1.0
@@ -37,8 +37,8 @@ class _Due(NamedTuple):
 class Timers:
     """Deletes values when their time is over. Thread-safe; `start` it, and `close` it.
 
-    `expire` deletes a value if it still has this version. `leads` tells which shards are this
-    process's to look after.
+    `expire` deletes a value if it still has this version. `leads`: whether this process leads a
+    shard, and so has its timers.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Timers:
         self._thread = threading.Thread(target=self._run, name="pxrs-kv-timers", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def add(self, key: bytes, version: Version, ttl_ms: int) -> None:
-        """A value was written that expires."""
+        """Note a value that was written and expires."""
         with self._lock:
             if self._known.get(key) == version:
                 return
@@ -77,19 +77,19 @@ class Timers:
             self._news.set()
 
     def look_again(self) -> None:
-        """Others may have written what this process leads from now on."""
+        """Look for timers at once: this process leads shards that others have written to."""
         self._next_look = self._clock.monotonic()
         self._news.set()
 
     def close(self) -> None:
-        """Stop; what is not over yet is for the next leader."""
+        """Stop; timers that are left are for the next leader."""
         self._closed = True
         self._news.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def step(self) -> float:
-        """Deletes what is due, looks for more if it is time; seconds until there is more to do."""
+        """Deletes what is due, looks for more if it is time; the seconds until the next step."""
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK
@@ -143,5 +143,5 @@ class Timers:
     def _remove(self, due: _Due) -> None:
         stored = self._coord.get(kv.timer_key(due.key))
         if stored is not None and decode(stored, Timer).version == due.version:
-            # One that was written anew meanwhile stays.
+            # A timer that was written anew meanwhile stays.
             self._coord.commit([Check(stored.key, stored.version)], [Delete(stored.key)])

@@ -57,7 +57,7 @@ class TransactionKeys:
         self._changes.clear()
 
     def _stage(self, atomic: Atomic) -> None:
-        """Adds the writes to a commit; raises what a condition that does not hold is told."""
+        """Adds the writes to a commit; raises the error of a condition that does not hold."""
         if not self._changes:
             return
         batch = KeyBatch(self._changes)
@@ -71,7 +71,7 @@ class TransactionKeys:
     def _may_have_caused(self, conflict: CommitConflict | TransactionConflict) -> bool:
         """Whether a commit failed only because another one wrote to the same shards.
 
-        Of a transaction that the engine rolled back nobody knows why; to do it again is safe.
+        Why the engine rolled a transaction back is not known; to do it again is safe.
         """
         if isinstance(conflict, TransactionConflict):
             return True

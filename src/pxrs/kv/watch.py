@@ -1,4 +1,4 @@
-"""Watching keys: what changed since the last look."""
+"""Watches of keys: what changed since the last look."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pxrs.errors import Closed
 from pxrs.stores.api import CoordStore
 from pxrs.types import ABSENT, Entry, Version
 
-# Behind the wake-ups: how long a lost one can go unnoticed.
+# How long a lost wake-up can go unnoticed.
 _CAREFUL_WAIT = 5.0
 
 
 class KeyWatch:
-    """Tells what the keys of a prefix become. Iterate over it, or call `wait`; then close it.
+    """Reports changes of the keys of a prefix. Iterate over it, or call `wait`; then close it.
 
-    The first look tells the keys that are there. After that a key is told when its version has
-    changed, with the value it has then: of several changes in a row the last. A key that is gone is
-    told with an empty value and version 0/0. Every look reads the keys of the prefix. One thread
-    uses it; `close` is for any.
+    The first look reports the keys that are there. After that, a key is reported when its version
+    has changed, with the value it has then: of several changes in a row, the last. A key that is
+    gone is reported with an empty value and version 0/0. Every look reads the keys of the prefix.
+    One thread uses it; any thread may call `close`.
     """
 
     def __init__(self, coord: CoordStore, prefix: bytes, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class KeyWatch:
         self._armed = coord.watch(kv.RECORDS)
 
     def wait(self, timeout: float | None = None) -> list[Entry]:
-        """What has changed, as soon as something has; nothing if nothing did within `timeout`."""
+        """Wait for changes and return them; an empty list if there were none within `timeout`."""
         ends = None if timeout is None else self._clock.monotonic() + timeout
         while not self._closed.is_set():
             changes = self._look()
@@ -66,7 +66,7 @@ class KeyWatch:
         return [*changes, *gone]
 
     def close(self) -> None:
-        """Ends the iteration, at once, in whichever thread it is."""
+        """End the iteration at once, in whichever thread it runs."""
         self._closed.set()
         self._armed.close()
 

@@ -16,9 +16,10 @@ import msgspec
 from pxrs.codec.batches import encode
 from pxrs.config import parse_url, split_url
 from pxrs.errors import ConfigError, MissingExtra, PxrsError, StoreBusy, StoreUnavailable
+from pxrs.operations.tidy import Leftovers, find_leftovers
 from pxrs.stores.api import CoordStore, LogStore, QueueStore
 from pxrs.stores.findings import Finding, Level, note, ok, problem, warning
-from pxrs.stores.open import Opened, open_place, require_stores
+from pxrs.stores.open import Opened, open_place, open_stores, require_stores
 from pxrs.types import (
     Append,
     Appended,
@@ -36,7 +37,7 @@ from pxrs.urls import public
 _FOLDER = "doctor/"
 _TTL = 10.0
 _PATIENCE = 5.0
-# More than this for one commit, or until a watch is woken, and something is wrong.
+# If one commit, or the waking of a watch, takes longer than this, something is wrong.
 _SLOW = 0.25
 
 
@@ -63,7 +64,14 @@ def examine(url: str, *, create: bool = True) -> Diagnosis:
 
     Without `create` a file that does not exist is a finding, too.
     """
-    return Diagnosis(tuple(_examine_place(place, url, create) for place in split_url(url).urls()))
+    places = [_examine_place(place, url, create) for place in split_url(url).urls()]
+    if all(_was_opened(each) for each in places):
+        places[0] = Examined(places[0].place, places[0].findings + tuple(_leftovers(url)))
+    return Diagnosis(tuple(places))
+
+
+def _was_opened(examined: Examined) -> bool:
+    return not any(each.check in ("url", "connect") and each.mend for each in examined.findings)
 
 
 def _examine_place(url: str, whole: str, create: bool) -> Examined:
@@ -112,6 +120,33 @@ def _sources(opened: Opened, url: str) -> list[Finding]:
 
     coord = opened.coord
     return [] if coord is None else _tried("sources", lambda: examining.findings(coord, url))
+
+
+def _leftovers(url: str) -> list[Finding]:
+    """Looks for leftovers of killed processes in the whole store."""
+
+    def look() -> list[Finding]:
+        try:
+            with closing(open_stores(url)) as stores:
+                return _told(find_leftovers(stores))
+        except ConfigError:
+            # Only a part of a store is named: it keeps no messages, or nothing else.
+            return []
+
+    return _tried("leftovers", look)
+
+
+def _told(found: Leftovers) -> list[Finding]:
+    mend = "`pxrs store tidy` lists them, and removes them with --apply"
+    said = []
+    if found.logs:
+        holds = sum(log.messages for log in found.logs)
+        says = f"{len(found.logs)} logs, with {holds} messages, which no topic names"
+        said.append(warning("leftovers", says, mend))
+    if found.unmade:
+        says = f"{len(found.unmade)} topics that are not made yet, or were given up"
+        said.append(note("leftovers", says, mend))
+    return said
 
 
 def _tried(check: str, trial: Callable[[], list[Finding]]) -> list[Finding]:

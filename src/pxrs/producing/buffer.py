@@ -2,14 +2,14 @@
 
 Every thread fills batches of its own, so order is kept per thread and partition, which is all
 that a caller can know. A lock per message would cost as much as encoding it. Instead the owner
-says `busy` before it looks at its box and takes that back when it is done with it; the committer
+sets `busy` before it looks at its box and clears it when it is done with it; the committer
 puts an empty box in its place, then waits until the owner is not busy. If the owner saw the old
 box it was busy before the exchange, so the committer waits for it; if not, it saw the new one.
-Either way no thread writes to what was taken.
+Either way no thread writes to a box that was taken.
 
 A batch moves one way: from the buffer's box to `taking` to the outbox's `_waiting`, where it stays
 until it is settled. Each move leaves it in one place at least, at every point where Python may
-raise what comes from outside (Ctrl-C): after a call and at a loop's end. Whoever looks for
+raise an exception from outside (Ctrl-C): after a call and at a loop's end. A thread that looks for
 a batch in this order finds it, without a lock.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Container
 from random import Random
 
@@ -30,14 +29,14 @@ from pxrs.producing.handles import Driver, PendingBatch
 from pxrs.topics import Topics
 from pxrs.types import LogPartition, Topic
 
-# A log recognises the last five batches of a producer when they come again: a commit whose
-# outcome is unknown is repeated whole, so it must not carry more of one partition.
+# A log recognises repeats of a producer's last five batches: a commit whose outcome is unknown is
+# repeated whole, so it must not carry more of one partition.
 BATCHES_PER_COMMIT = 5
 # Engines limit how many values a statement can carry.
 MOST_BATCHES = 1000
-# What a message takes in the buffer beside its bytes: empty ones are not for nothing.
+# What a message takes in the buffer beside its bytes: empty messages need memory, too.
 RECORD_BYTES = 16
-# How much a thread adds before it looks at the buffer that all share.
+# How many bytes a thread adds before it looks at the buffer that all share.
 REPORT_BYTES = 20 * 2**10
 _BUSY_PAUSE = 1e-5
 
@@ -52,13 +51,13 @@ class Box:
         self.full: list[PendingBatch] = []
 
     def batches(self) -> list[PendingBatch]:
-        """All that hold messages, each partition's in order."""
+        """All batches with messages, in order for each partition."""
         return self.full + [
             pending for pending in self.open if pending is not None and pending.count
         ]
 
     def retire(self) -> None:
-        """Add nothing more to what is open.
+        """Close the open batches to further messages.
 
         After an interrupt a batch may hold a message that was not counted; one more would then
         get the same number.
@@ -68,7 +67,7 @@ class Box:
 
 
 class ThreadBuffer:
-    """One thread's way to one topic."""
+    """The buffer of one thread for one topic."""
 
     __slots__ = (
         "box", "busy", "hash", "left_behind", "ms", "next_ms", "owner", "partitions", "spare",
@@ -94,13 +93,13 @@ class ThreadBuffer:
         self.tick(0.0)
 
     def tick(self, now: float) -> None:
-        """It is another millisecond. Whole numbers of it are dear to make for every message."""
+        """Set the time in milliseconds, whose integers are too dear to make for every message."""
         self.ms = int(now * 1000)
         self.this_ms, self.next_ms = self.ms / 1000, (self.ms + 1) / 1000
 
     @property
     def finished(self) -> bool:
-        """Whether it is empty, and no thread will put anything into it."""
+        """Whether it is empty, and no thread will add to it."""
         if self.thread.is_alive() and not self.left_behind:
             return False
         return self.taking is None and not self.box.batches()
@@ -144,11 +143,11 @@ class Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether something was taken from the buffers and is not settled."""
+        """Whether there are batches that were taken from the buffers and are not settled."""
         return any(not pending.settled for pending in self._waiting)
 
     def unsettled(self) -> list[PendingBatch]:
-        """All that is on its way, each once."""
+        """All batches on their way, each once."""
         # In the order in which they move, from a box to those that wait: none is missed.
         found: list[PendingBatch] = []
         for buffer in self._buffers:
@@ -206,27 +205,28 @@ class Outbox:
             )
 
     def await_senders(self) -> None:
-        """Return when everybody who is inside `send` now has come out."""
+        """Return when every thread that is inside `send` now has left it."""
         for buffer in self._buffers.copy():
             while buffer.busy:
                 time.sleep(_BUSY_PAUSE)
 
     def take(self, paused: frozenset[LogPartition] = frozenset()) -> list[PendingBatch]:
-        """All batches that may go into one commit, in order; they count until `release`.
+        """All batches that may go into one commit, in order; they take room until `release`.
 
-        Those of paused partitions wait on.
+        Those of paused partitions go on waiting.
         """
         self._drop_finished_buffers()
         self.oldest = None
         for buffer in self._buffers.copy():
             self._empty(buffer)
         taken: list[PendingBatch] = []
-        counts: Counter[LogPartition] = Counter()
+        counts: dict[LogPartition, int] = {}
         for pending in self._waiting:
-            if pending.where in paused:
+            where = pending.where
+            if where in paused:
                 continue
-            counts[pending.where] += 1
-            if counts[pending.where] <= BATCHES_PER_COMMIT and not pending.settled:
+            counts[where] = count = counts.get(where, 0) + 1
+            if count <= BATCHES_PER_COMMIT and not pending.settled:
                 taken.append(pending)
                 if len(taken) == MOST_BATCHES:
                     break
@@ -237,11 +237,11 @@ class Outbox:
         return [each for each in self._waiting if each.where == where and not each.settled]
 
     def only_for(self, wheres: Container[LogPartition]) -> bool:
-        """Whether what was taken and is not settled is for these partitions only."""
+        """Whether the unsettled batches that were taken are for these partitions only."""
         return all(each.settled or each.where in wheres for each in self._waiting)
 
     def release(self, batches: list[PendingBatch]) -> None:
-        """These are settled: there is room again. Once more changes nothing."""
+        """Free the room of settled batches; to repeat the call changes nothing."""
         with self._room:
             for pending in batches:
                 self.held -= pending.weight
@@ -255,14 +255,14 @@ class Outbox:
             callback()
 
     def mark_stale(self, topic: Topic) -> None:
-        """The topic is gone: look it up again before anything more is put."""
+        """Note that the topic is gone: it is looked up again before the next message."""
         with self._room:
             for buffer in self._buffers:
                 if buffer.topic.id == topic.id:
                     buffer.stale = True
 
     def _empty(self, buffer: ThreadBuffer) -> None:
-        """Move what the buffer holds to those that wait."""
+        """Move the buffer's batches to those that wait."""
         if buffer.taking is None:
             empty = Box(buffer.partitions)
             buffer.taking, buffer.box = buffer.box, empty
@@ -297,7 +297,7 @@ class Patience:
         self._failures = 0
 
     def pause(self, error: StoreError) -> float:
-        """Seconds until the next try after this error. Raises if there is none."""
+        """Seconds until the next try after this error; raises if no try is left."""
         if not error.retryable:
             raise error
         left = self._until - self._clock.monotonic()
@@ -340,12 +340,12 @@ class ThreadBuffers:
         return buffer
 
     def ready(self, topic: str) -> bool:
-        """Whether this thread can send a message now without waiting for anything."""
+        """Whether this thread can send a message now without waiting."""
         buffer = self.get(topic)
         return buffer is not None and not buffer.stale and buffer.unreported <= REPORT_BYTES
 
     def known(self, topic: str) -> bool:
-        """Whether this thread has a buffer to the topic as it is now, as far as anybody knows."""
+        """Whether this thread has a buffer to the topic that is not known to be stale."""
         buffer = self.get(topic)
         return buffer is not None and not buffer.stale
 
@@ -354,7 +354,7 @@ class ThreadBuffers:
         return self._topics._find_writable(topic)
 
     def patience(self, topic: str) -> Patience:
-        """For one who is about to look the topic up."""
+        """The patience for a look-up of the topic."""
         return Patience(topic, self._clock, self._delivery_timeout)
 
     def use(self, topic: Topic) -> ThreadBuffer:
@@ -377,7 +377,7 @@ class ThreadBuffers:
         return buffer
 
     def renew(self, buffer: ThreadBuffer, found: Topic) -> None:
-        """The topic was deleted under us. Made again just so, it goes on; else it is an error."""
+        """Go on with a topic that was deleted and made again; raises if it differs."""
         if found.partitions != buffer.partitions:
             self.local.buffers.pop(found.name, None)
             buffer.left_behind = True

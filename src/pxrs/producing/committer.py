@@ -2,13 +2,13 @@
 
 Only one round runs at a time and a partition's batches never overtake each other, so they keep
 their order under retry. Batches carry (producer id, epoch, sequence): one whose outcome is unknown
-is simply sent again, and the log recognises what it already has. A round that was interrupted at
-any point is unknown too; every step can be done twice.
+is simply sent again, and the log recognises a batch that it already has. A round that was
+interrupted at any point is unknown too; every step can be done twice.
 
-An error is its own batch's alone. A batch that has to be tried again holds up the later ones of
-its partition, and nobody else's. After a batch that failed for good the partition goes on under a
+An error concerns its own batch alone. A batch that has to be tried again holds up the later ones of
+its partition, and no others. After a batch that failed for good the partition goes on under a
 higher epoch, in which its waiting batches get new numbers: they must not look like successors of
-what never came, and what was given up must be refused if it still arrives.
+a batch that never came, and one that was given up must be refused if it still arrives.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _LAST_EPOCH = 2**15 - 1
 _SHORTEST_WAIT = 0.001
 # How often the background thread looks for new batches while others are paused.
 _LOOK_EVERY = 0.01
-# What a log says of the batch itself. It was not appended, and the error says why; the first ones
-# say nothing of an earlier try.
+# Errors of a log about the batch itself: it was not appended, for the reason in the error. The
+# first ones show nothing about an earlier try.
 _OF_THIS_TRY = (ProducerFenced, SequenceGap, PermissionDenied)
 _REFUSALS = (InvalidRequest, *_OF_THIS_TRY)
 
-# How often a topic that grows is looked at for messages that it need not keep, in seconds.
+# Seconds between two applications of retention to a topic that grows.
 _RETAIN_EVERY = 10.0
 
 _NOWHERE: frozenset[LogPartition] = frozenset()
@@ -69,7 +69,7 @@ class _Pause(NamedTuple):
 
 
 class Retention:
-    """Drops what topics that have grown need not keep, now and then."""
+    """Now and then applies retention to topics that have grown."""
 
     def __init__(self, topics: Topics, clock: Clock) -> None:
         self._topics = topics
@@ -78,24 +78,24 @@ class Retention:
         self._retained: dict[str, float] = {}
 
     def note(self, topic: Topic) -> None:
-        """The topic has grown."""
+        """Note that the topic has grown."""
         if topic.retention_ms is not None or topic.retention_bytes is not None:
             self._grown.add(topic)
 
     def keep_up(self) -> None:
-        """Now and then, drop what the topics that have grown no longer keep."""
+        """Apply retention to the topics that have grown, if it is time."""
         now = self._clock.monotonic()
         for topic in list(self._grown):
             if now - self._retained.get(topic.id, -_RETAIN_EVERY) >= _RETAIN_EVERY:
                 self._retained[topic.id] = now
                 self._grown.discard(topic)
-                # Retention is housekeeping: what fails now, however, is done the next time.
+                # Retention is housekeeping: after any failure it is done the next time.
                 with suppress(Exception):
                     self._topics._retain(topic)
 
 
 class Committer:
-    """Commits what the outbox holds, for whichever thread asks. See `handles.Driver`."""
+    """Commits the batches of the outbox, in any thread that asks. See `handles.Driver`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Committer:
         self.delivery_timeout = delivery_timeout
         self._retention = retention
         self._origin = origin
-        # Set when what waits shall be committed now.
+        # Set when waiting batches are to be committed now.
         self.due = threading.Event()
         # Whether the background thread was ended by an error.
         self.broken = False
@@ -123,11 +123,11 @@ class Committer:
         self._owner: int | None = None
         self._backoff = Backoff(first=0.01, longest=1.0)
         self._random = random.Random(secrets.randbits(64))
-        # The round at hand. Not empty between rounds if it was interrupted.
+        # The current round. Not empty between rounds if it was interrupted.
         self._round: list[PendingBatch] = []
         self._pauses: dict[LogPartition, _Pause] = {}
-        # Partitions that need a higher epoch, and among those the ones in which a batch was given
-        # up that may still be appended under the present one.
+        # Partitions that need a higher epoch; and those of them in which a batch was given up that
+        # may still be appended under the present one.
         self._broken_off: set[LogPartition] = set()
         self._doubted: set[LogPartition] = set()
         self._epochs: dict[LogPartition, int] = {}
@@ -154,7 +154,7 @@ class Committer:
             self.due.set()
 
     def refuse_broken(self) -> None:
-        """Raise if the background thread is not running: nothing would commit what is put."""
+        """Raise if the background thread is not running: messages would not be committed."""
         self._origin.refuse_child()
         if self.broken:
             raise Closed("the producer's thread was ended by an error; flush it and make another")
@@ -162,7 +162,7 @@ class Committer:
     def _drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
         """Commit until `done()`; false if that takes longer than the timeout.
 
-        Time is looked at between commits: one that has begun is not left.
+        The time is checked between commits: one that has begun is not left.
         """
         self._origin.refuse_child()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -172,12 +172,12 @@ class Committer:
                 return False
             self.run(left, unless=done)
             if (pause := self._pause_left()) and not done():
-                # Without the lock: others have something to commit meanwhile.
+                # Without the lock: other threads may commit meanwhile.
                 time.sleep(pause if left is None else min(pause, left))
         return True
 
     def run(self, timeout: float | None = None, unless: Callable[[], bool] | None = None) -> bool:
-        """Commit once what there is, unless `unless()` holds by then; false if the turn never came.
+        """Commit once, unless `unless()` holds by then; false if its turn did not come in time.
 
         A batch whose failure may pass waits; a later call tries it again.
         """
@@ -204,8 +204,8 @@ class Committer:
                 pass
 
     def run_due(self, linger: float) -> bool:
-        """Commit what has waited long enough, or all if it is due; false if there is nothing."""
-        # What did not fit into a commit has waited already.
+        """Commit batches that have waited long enough, or all if `due`; false if there are none."""
+        # Batches that did not fit into a commit have waited already.
         wait = linger or _SHORTEST_WAIT
         if self._outbox.waiting:
             wait = min(self._pause_left(), max(wait, _LOOK_EVERY))
@@ -215,7 +215,7 @@ class Committer:
         if urgent:
             self.run()
         elif self._outbox.waiting and not self._pause_left():
-            # It may be another thread's round: what came after it still has time.
+            # Another thread may make the round: batches that came after it still have time.
             self.run(unless=lambda: not self._outbox.waiting)
         elif oldest is None:
             return bool(self._outbox.unsettled())
@@ -224,7 +224,7 @@ class Committer:
         return True
 
     def rest(self, timeout: float) -> None:
-        """Return when no commit is under way, or after so long."""
+        """Return when no commit is under way, or after `timeout`."""
         self.run(timeout, unless=lambda: True)
 
     def refuse_nested(self) -> None:
@@ -253,7 +253,7 @@ class Committer:
         sealed = []
         for pending in self._round:
             if pending.settled:
-                # By a round that was interrupted, perhaps before everybody was told.
+                # By a round that was interrupted, perhaps before all callbacks ran.
                 pending.call_back()
                 continue
             where = pending.where
@@ -264,7 +264,7 @@ class Committer:
                     batch = seal(pending.builder, *identity, self._sequences.get(where, 0))
                     pending.batch = batch
                 except BaseException as error:
-                    # A builder is used up by the first try: there is no second one.
+                    # The first try uses up a builder: there is no second one.
                     self._settle(pending, _delivery_failed(error))
                     if not isinstance(error, Exception):
                         raise
@@ -275,10 +275,10 @@ class Committer:
         return sealed
 
     def _begin_anew(self, where: LogPartition) -> None:
-        """Number what waits for the partition from 0 under a higher epoch.
+        """Number the partition's waiting batches from 0 under a higher epoch.
 
-        Not while one of the batches may be in the log: there it is known by its old number. The
-        log has to say first whether it has it.
+        Not while one of the batches may be in the log, which has it under its old number: it must
+        be known first whether the log has it.
         """
         waiting = self._outbox.unsettled_in(where)
         if any(pending.unsure for pending in waiting):
@@ -294,9 +294,9 @@ class Committer:
         self._broken_off.discard(where)
 
     def _attempt(self, sealed: list[tuple[PendingBatch, Batch]]) -> list[_Result]:
-        """Append; what became of each batch. An error of the whole call is one of each."""
+        """Append; returns the result of each batch. An error of the whole call is that of each."""
         doubts = [pending.unsure for pending, _ in sealed]
-        # Noted before anything is sent: whatever interrupts this leaves a doubt.
+        # Noted before anything is sent: any interrupt from here on leaves a doubt.
         for pending, _ in sealed:
             pending.unsure = True
         results: list[_Result]
@@ -306,19 +306,19 @@ class Committer:
             ]
             if len(results) != len(sealed):
                 raise OutcomeUnknown(f"{len(results)} answers to {len(sealed)} batches")
-        except Exception as error:  # noqa: BLE001 - the owners of the batches are told
+        except Exception as error:  # noqa: BLE001 - the handles of the batches raise it
             results = [error] * len(sealed)
         for (pending, _), result, doubt in zip(sealed, results, doubts, strict=True):
             if isinstance(result, PxrsError) and not isinstance(result, OutcomeUnknown):
                 # This try did not append it. An earlier one may have.
                 pending.unsure = doubt
         if results and isinstance(results[0], InsideTransaction):
-            # This thread holds the store's writer. Others, or it later, will get the round done.
+            # This thread holds the store's writer. Another thread, or a later call, does the round.
             raise results[0]
         return results
 
     def _finish(self, sealed: list[tuple[PendingBatch, Batch]], results: list[_Result]) -> None:
-        """Settle what is known; the rest waits for a later round."""
+        """Settle batches with a known outcome; the others wait for a later round."""
         held_up: set[LogPartition] = set()
         paused: set[LogPartition] = set()
         for (pending, batch), result in zip(sealed, results, strict=True):
@@ -347,7 +347,7 @@ class Committer:
     def _can_renumber(
         self, pending: PendingBatch, batch: Batch, held_up: set[LogPartition]
     ) -> bool:
-        """Whether a batch that is out of sequence can go on: it is not its fault.
+        """Whether a batch that is out of sequence, by no fault of its own, can go on.
 
         Its predecessor failed, or waits to be tried again, or was lost by the server.
         """
@@ -355,7 +355,7 @@ class Committer:
         if where in held_up and where not in self._broken_off:
             return True  # Its predecessor comes first next time.
         if pending.unsure and where in self._doubted:
-            # The one given up and this one may both be on their way.
+            # The batch that was given up and this one may both be on their way.
             return False
         if batch.base_sequence == 0:
             return False
@@ -370,7 +370,7 @@ class Committer:
         return False
 
     def _fail(self, pending: PendingBatch, error: Exception) -> None:
-        """Give up; what comes next in the partition must not look like its successor."""
+        """Give the batch up; the next one of the partition must not look like its successor."""
         self._broken_off.add(pending.where)
         if _refuses(error) and not (pending.unsure and isinstance(error, _OF_THIS_TRY)):
             self._settle(pending, error)
@@ -396,7 +396,7 @@ class Committer:
         return frozenset(where for where, pause in pauses if pause.until > now)
 
     def _pause_left(self) -> float:
-        """For how long nothing that waits can be tried; 0 if something can, or nothing waits."""
+        """Seconds until a waiting batch can be tried; 0 if one can be now, or none waits."""
         if not self._pauses:
             return 0.0
         paused = self._paused()
@@ -411,9 +411,9 @@ class Committer:
             base, error = result.base, None
         else:
             base, error = -1, _named(result, pending)
-            # First: whoever sees it settled looks there.
+            # First: a thread that sees it settled looks there.
             self._undelivered.note(pending, error)
-        # Before anybody is told, so that who sends again then finds the topic gone or anew.
+        # Before any callback, so that one that sends again finds the topic gone or made again.
         if isinstance(error, TopicNotFound):
             self._outbox.mark_stale(pending.topic)
         else:
@@ -439,7 +439,7 @@ def _refuses(error: Exception) -> TypeGuard[PxrsError]:
 
 
 def _named(error: PxrsError, pending: PendingBatch) -> PxrsError:
-    """The log knows topics by their id only; people know them by their name."""
+    """Puts the topic's name into errors of the log, which only knows its id."""
     return TopicNotFound(pending.topic.name) if isinstance(error, TopicNotFound) else error
 
 

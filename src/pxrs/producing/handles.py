@@ -1,8 +1,8 @@
-"""Messages on their way: batches, the handles that `send` gives out, and what was not delivered.
+"""Messages on their way: batches, the handles that `send` returns, and delivery failures.
 
-Nothing here takes a lock: batches that could not be delivered are noted by whoever commits, told by
-whoever asks first (their handles, or a flush), and Ctrl-C may come anywhere. A batch may be noted
-twice; `told` is what counts.
+Nothing here takes a lock: failed batches are noted by the thread that commits, reported by the
+first that asks (a handle, or a flush), and Ctrl-C may come anywhere. A batch may be noted twice;
+`told` is what counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pxrs.types import Batch, LogPartition, Position, Topic
 
 
 class Driver(Protocol):
-    """Gets batches delivered: the committer."""
+    """Delivers batches: the committer."""
 
     def deliver(self, pending: PendingBatch, timeout: float | None) -> None:
         """Return when the batch is settled; `TimeoutError` if that takes too long."""
@@ -63,12 +63,12 @@ class PendingBatch:
         self.error: PxrsError | None = None
         self.settled = False
         self.callbacks: list[Callable[[], None]] = []
-        # Whether somebody was told of `error`, and one entry for each who waits to be.
+        # Whether `error` was reported, and the callbacks of those that wait for it.
         self.told = False
         self.waiters: list[None] = []
 
     def settle(self, base: int, error: PxrsError | None) -> None:
-        """Say how it ended, once. The buffers go at once: handles may be kept for long."""
+        """Set the outcome, once. The buffers go at once: handles may be kept for long."""
         if self.settled:
             return
         self.base = base
@@ -87,15 +87,15 @@ class PendingBatch:
     def wake(self, callback: Callable[[], None]) -> None:
         """Have it delivered now, and call `callback` once it is settled; does not wait.
 
-        The callback's owner may have gone by then: told is only who asks for the result.
+        The callback's owner may have gone by then: only asking for the result reports a failure.
         """
         self.when_settled(callback)
         if not self.settled:
             self.driver.hurry()
 
     def call_back(self) -> None:
-        """Tell those who wait and were not told yet. It is settled."""
-        # Settling and registering may meet here: each callback is called by whoever pops it.
+        """Call the callbacks that were not called yet. The batch is settled."""
+        # Settling and registering may meet here: the thread that pops a callback calls it.
         while self.callbacks:
             try:
                 callback = self.callbacks.pop()
@@ -104,7 +104,7 @@ class PendingBatch:
             callback()
 
     def offset(self, index: int) -> int:
-        """The offset of the message at `index`; raises what went wrong."""
+        """The offset of the message at `index`; raises the error of the batch."""
         if self.error is not None:
             self.told = True
             # All messages of the batch share it, and its traceback would grow with each.
@@ -126,10 +126,10 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
     def result(self, timeout: float | None = None) -> Position:
         """Wait until the message is durable.
 
-        The calling thread commits by itself if no other thread does, so the timeout is looked
-        at between commits. Raises what kept the message from being appended, `OutcomeUnknown`
-        if that is not known, or `TimeoutError` or `InsideTransaction` (this thread holds a write
-        transaction): after these two it is still being tried.
+        The calling thread commits by itself if no other thread does, so the timeout is checked
+        between commits. Raises the error that kept the message from being appended,
+        `OutcomeUnknown` if that is not known, or `TimeoutError` or `InsideTransaction` (this
+        thread holds a write transaction): after these two it is still being tried.
         """
         pending: PendingBatch = self._pending
         if pending.settled:
@@ -185,7 +185,7 @@ class SentMany(Sequence[Sent]):
         return all(pending.settled for pending in self._batches)
 
     def result(self, timeout: float | None = None) -> list[Position]:
-        """Wait until all are durable, `timeout` seconds in all; where each was written."""
+        """Wait until all are durable, `timeout` seconds in all; returns where each was written."""
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         with self._waited_for():
             found = []
@@ -193,7 +193,7 @@ class SentMany(Sequence[Sent]):
                 if not pending.settled:
                     left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
                     pending.driver.deliver(pending, left)
-                # No call for each message but for one that has failed: there may be thousands.
+                # No call for each message, except for a failed one: there may be thousands.
                 offset = pending.base + index if pending.error is None else pending.offset(index)
                 found.append(Position(pending.topic.name, pending.partition, offset))
             return found
@@ -225,7 +225,7 @@ def counted(sent: SentMany) -> Iterator[None]:
 
 
 LOG = logging.getLogger("pxrs.producer")
-# Who never flushes is told by the log alone, and need not pay for all of it with memory.
+# A program that never flushes only gets log lines: its failures must not fill the memory.
 _MOST = 1000
 
 
@@ -237,9 +237,9 @@ class Undelivered:
         self._forgot = False
 
     def note(self, pending: PendingBatch, error: PxrsError) -> None:
-        """The batch is about to be settled with this error."""
+        """Note the error with which the batch is about to be settled."""
         if self._failed:
-            # The frames hold what was to be written; to keep those of the first is enough.
+            # The frames hold the messages; to keep those of the first is enough.
             _drop_frames(error)
         if len(self._failed) >= _MOST:
             self._make_room()
@@ -260,7 +260,7 @@ class Undelivered:
             except IndexError:
                 break
             if not pending.settled or (pending.waiters and not pending.told):
-                # Whoever settles it is not done, or whoever waits for it is about to hear of it.
+                # It is still being settled, or a thread that waits for it is about to get it.
                 self._failed.append(pending)
             elif _is_untold(pending):
                 lost.append(pending)
@@ -280,7 +280,7 @@ class Undelivered:
 
 
 def described(batches: Iterable[PendingBatch]) -> str:
-    """Says how many messages to which topics these are."""
+    """Describes how many messages to which topics these are."""
     counts: Counter[str] = Counter()
     for pending in batches:
         counts[pending.topic.name] += pending.count
@@ -294,7 +294,7 @@ def _is_untold(pending: PendingBatch) -> bool:
 
 
 def _what_happened(lost: list[PendingBatch]) -> str:
-    """Which messages are not there, and which may be."""
+    """Describes which messages are not in the log, and which may be."""
     unknown = [each for each in lost if isinstance(each.error, OutcomeUnknown)]
     missing = [each for each in lost if not isinstance(each.error, OutcomeUnknown)]
     parts = [f"not delivered: {described(missing)}"] if missing else []
@@ -304,7 +304,7 @@ def _what_happened(lost: list[PendingBatch]) -> str:
 
 
 def _to_raise(lost: list[PendingBatch], *, at_least: bool) -> PxrsError:
-    """`DeliveryFailed` promises that the messages are not there; else it is `OutcomeUnknown`."""
+    """`DeliveryFailed` if it is certain that none is in the log, else `OutcomeUnknown`."""
     sure = not any(isinstance(each.error, OutcomeUnknown) for each in lost)
     advice = "" if sure else "look for them in the topic, then "
     more = ", and others before" if at_least else ""
@@ -322,7 +322,7 @@ def _cause(pending: PendingBatch) -> BaseException | None:
 
 
 def _why(lost: list[PendingBatch]) -> str:
-    """As far as the first one says."""
+    """The cause of the first one."""
     cause = _cause(lost[0])
     return str(cause) or type(cause).__name__
 

@@ -1,6 +1,6 @@
-"""The producer: `send` puts a message into a batch, one thread commits what all have put.
+"""The producer: `send` puts a message into a batch, one thread commits the batches of all.
 
-Beside it: retention of the topics that it makes grow, and what becomes of open producers when the
+Also: retention of the topics that it makes grow, and what happens to open producers when the
 process forks or ends.
 """
 
@@ -52,7 +52,7 @@ _Record = tuple[int, bytes | None, bytes | None, list[Header]]
 # Long enough for the committing thread to get the interpreter, short enough not to be felt.
 _YIELD = 1e-5
 _YIELD_EVERY = 0.0003
-# How many messages or bytes `send_many` adds before the committer may take what is there.
+# How many messages or bytes `send_many` adds before the committer may take them.
 _BUSY_MESSAGES = 128
 _BUSY_BYTES = 64 * 2**10
 # How many empty looks the background thread takes before it goes to sleep.
@@ -188,9 +188,9 @@ class Producer(Generic[Value]):
     def send_many(self, topic: str, messages: Iterable[tuple[Any, Value | None]]) -> SentMany:
         """Hand over (key, value) pairs; cheaper than `send` for each.
 
-        A list is checked whole before anything is taken over. From an iterator, messages are
+        A list is checked whole before any message is accepted. From an iterator, messages are
         taken a few thousand at a time: on bad input those before it are sent. So are those
-        before a `BufferFull` or `Closed` in the middle; a note on the error says how many.
+        before a `BufferFull` or `Closed` in the middle; a note on the error has their number.
         """
         sent = SentMany([], [])
         with counted(sent):
@@ -210,7 +210,7 @@ class Producer(Generic[Value]):
     def _adding(
         self, topic: str, ready: list[tuple[bytes | None, bytes | None]], sent: SentMany
     ) -> Iterator[None]:
-        """`_sending` for what was checked."""
+        """`_sending` for messages that were checked."""
         before = len(sent)
         while (done := len(sent) - before) < len(ready):
             buffer = self._buffer(topic)
@@ -226,7 +226,7 @@ class Producer(Generic[Value]):
         hash_key, partitions, headers = buffer.hash, buffer.partitions, NO_HEADERS
         add_batch, add_index = sent._batches.append, sent._indexes.append
         timestamp = time_ns() // 1_000_000
-        added = 0
+        before, added = len(sent), 0
         buffer.busy = True
         box = buffer.box
         try:
@@ -238,25 +238,31 @@ class Producer(Generic[Value]):
                 pending = places[partition]
                 if (
                     pending is None
-                    or pending.append(pending.count, timestamp, key, value, headers) is None
+                    or pending.append(index := pending.count, timestamp, key, value, headers)
+                    is None
                 ):
                     record = (timestamp, key, value, headers)
                     pending = self._open_and_append(buffer, box, partition, key is None, record)
-                size = (0 if key is None else len(key)) + (0 if value is None else len(value))
-                size += RECORD_BYTES
+                    index = pending.count
                 add_batch(pending)
-                add_index(pending.count)
-                pending.count += 1
-                pending.weight += size
-                added += size
+                add_index(index)
+                pending.count = index + 1
+                added += 0 if value is None else len(value)
                 if added >= _BUSY_BYTES:
                     break
         except BaseException:
             box.retire()
             raise
         finally:
-            buffer.unreported += added
-            buffer.busy = False
+            try:
+                for pending in set(sent._batches[before:]):
+                    # A batch whose first message an interrupt has left uncounted is never sent.
+                    size = pending.builder.size() if pending.count else 0
+                    # No call between these lines, so no interrupt either.
+                    buffer.unreported += size - pending.weight
+                    pending.weight = size
+            finally:
+                buffer.busy = False
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed over so far is settled; `TimeoutError` if it takes longer.
@@ -271,14 +277,14 @@ class Producer(Generic[Value]):
     def close(self) -> None:
         """Flush and stop. Sending afterwards raises `Closed`.
 
-        Every call returns when the producer is closed, also a second one. What can't be flushed
-        now (`InsideTransaction`, Ctrl-C) is flushed by the next call. Raises as `flush` does for
-        failures that were not reported; the producer is closed then.
+        Every call returns when the producer is closed, also a second one. If it can't flush now
+        (`InsideTransaction`, Ctrl-C), the next call does. Raises as `flush` does for failures that
+        were not reported; the producer is closed then.
         """
         self._end(None)
 
     def _end(self, reason: BaseException | None) -> None:
-        """Close because of an error that is on its way: what was lost is a note on it then."""
+        """Close because of an error that is being raised, and note lost messages on it."""
         if self._origin.is_parent:
             return
         self._stop()
@@ -289,7 +295,7 @@ class Producer(Generic[Value]):
 
     def _stop(self) -> None:
         self._committer.refuse_nested()
-        # A sender looks at this once it is busy: either it sees it, or it is waited for below.
+        # A sender checks this once it is busy: either it sees it, or it is waited for below.
         self._closed = True
         with self._closing:
             if self._stopped:
@@ -317,7 +323,7 @@ class Producer(Generic[Value]):
         return buffer
 
     def _find(self, topic: str) -> Topic:
-        """Look a topic up. A store that is away is waited for, as it is by messages under way."""
+        """Look a topic up; waits for a store that is away, as messages under way do."""
         patience = self._buffers.patience(topic)
         while True:
             try:
@@ -330,8 +336,8 @@ class Producer(Generic[Value]):
         """Every few hundred messages: look at the shared buffer, and let the committer run."""
         self._refuse_closed()
         while buffer.busy:
-            # A signal handler or destructor sends while this very thread is inside `send`: what
-            # it sends is in order by itself, not with what it interrupted.
+            # A signal handler or destructor sends while this very thread is inside `send`: its
+            # messages are in order among themselves, not with those that it interrupted.
             if buffer.spare is None:
                 buffer.spare = self._buffers.extra(buffer.topic)
             buffer = buffer.spare
@@ -362,17 +368,17 @@ class Producer(Generic[Value]):
         return pending
 
     def _refuse_closed(self) -> None:
-        """Raise if nothing can be sent any more."""
+        """Raise if the producer can't send any more."""
         self._committer.refuse_broken()
         if self._closed:
             raise Closed("the producer was closed")
 
     def _abandon(self) -> None:
-        """In a forked child: its thread is not here, and what it holds is the parent's to send."""
+        """In a forked child: the thread is not here, and the messages are the parent's to send."""
         self._closed = True
 
     def _leftovers(self) -> list[PendingBatch]:
-        """At exit: what is on its way. The background thread does not wait for company."""
+        """At exit: the batches on their way. The background thread commits without lingering."""
         if self._origin.is_parent or self._stopped or self._committer.broken:
             return []
         self._committer.due.set()
@@ -384,7 +390,7 @@ class Producer(Generic[Value]):
         try:
             self._commit_until_stopped()
         except BaseException:
-            # Nobody would commit any more, so nobody may send any more.
+            # No thread would commit any more, so none may send any more.
             self._committer.broken = self._closed = True
             raise
 
@@ -397,18 +403,18 @@ class Producer(Generic[Value]):
                 busy = self._committer.run_due(self._settings.linger)
                 looks = 0 if busy else looks + 1
                 self._retention.keep_up()
-            # Whoever opens a batch does so before it looks at this: one of us sees the other.
+            # A sender opens a batch before it looks at this: one of the two sees the other.
             self._awake = False
             if self._outbox.unsettled():
                 self._wake.set()
 
 
-# At a normal end the threads of open producers still run: they are told to hurry, and the thread
-# that ends the program waits for them, not for ever. It commits nothing itself: a store that hangs
-# would hold it.
+# At a normal end the threads of open producers still run: they are made to commit at once, and the
+# thread that ends the program waits for them, for a limited time. It commits nothing itself: a
+# store that hangs would hold it.
 
 
-# How many seconds a program may take to end because of what it left behind.
+# How many seconds the end of a program may wait for messages that it left behind.
 PATIENCE = 10.0
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.codec.batches import encode
+from pxrs.codec.batches import MAX_TIMESTAMP, encode
 from pxrs.config import ProducerSettings
 from pxrs.core.routing import hasher
 from pxrs.errors import InvalidRequest, MessageTooLarge, PartitionNotFound, quoted
@@ -83,7 +83,7 @@ class Checks:
 
 
 def plain(value: object, what: str) -> bytes | None:
-    """Bytes of what needs no serde."""
+    """The bytes of a value that needs no serde."""
     return None if value is None else to_bytes(value, what)
 
 
@@ -131,9 +131,15 @@ def checked_headers(headers: object) -> list[Header]:
 
 
 def check_partition(topic: Topic, partition: object) -> None:
-    """Refuse what is no partition of the topic, such as a bool or a numeral."""
+    """Refuse a value that is no partition of the topic, such as a bool or a numeral."""
     if type(partition) is not int or not 0 <= partition < topic.partitions:
         raise PartitionNotFound(topic.name, partition, topic.partitions)
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Refuse a value that is no time of a message."""
+    if type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+        raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {quoted(timestamp)}")
 
 
 _MOST_BYTES = ProducerSettings().max_message_bytes
@@ -164,8 +170,11 @@ class Outgoing:
         key: Any,
         partition: int | None,
         headers: Sequence[Header] | None,
+        timestamp: int | None = None,
     ) -> None:
         """Add a message; bad input raises here, not at the end."""
+        if timestamp is not None:
+            check_timestamp(timestamp)
         if topic not in self._known:
             self._known[topic] = self._topics._find_writable(topic)
         found = self._known[topic]
@@ -175,7 +184,8 @@ class Outgoing:
             partition = self._route(found, key)
         else:
             check_partition(found, partition)
-        record = key, value, checked, self._clock.wall_ms()
+        at = self._clock.wall_ms() if timestamp is None else timestamp
+        record = key, value, checked, at
         self._records[LogPartition(found.id, partition)].append(record)
 
     def appends(self) -> list[Append]:

@@ -45,7 +45,7 @@ class QueueRates(msgspec.Struct, frozen=True):
 class ItemInfo(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
     """An item as it lies in its queue. `value` is what was put, read by the serde if any.
 
-    What can't be read is shown as the bytes that are stored.
+    A value that can't be decoded is shown as the stored bytes.
     """
 
     queue: str
@@ -64,7 +64,7 @@ class ItemInfo(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
 
 
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects dead items: those for which everything that is given holds."""
+    """Selects dead items: those that match all given fields."""
 
     ids: tuple[int, ...] | None = None
     key: str | None = None
@@ -89,7 +89,7 @@ class Queues:
         self._clock = clock
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
-        """Make a queue. One that is just so is returned; raises `QueueExists` if it differs."""
+        """Make a queue, or return an equal one that exists; raises `QueueExists` if it differs."""
         return self._store.create(name, fifo=fifo)
 
     def list(self) -> list[QueueInfo]:
@@ -97,11 +97,11 @@ class Queues:
         return [self._info(queue) for queue in self._store.all()]
 
     def describe(self, name: str) -> QueueInfo:
-        """One queue: how much of what it holds, and how old the oldest is."""
+        """One queue: how many items it has in each state, and how old the oldest is."""
         return self._info(self._find(name))
 
     def rates(self, name: str, seconds: float = 1.0) -> QueueRates:
-        """Measure for so many seconds how many items per second are put and done."""
+        """Measure for `seconds` how many items per second are put and done."""
         if not seconds > 0:
             raise InvalidRequest(f"seconds must be a positive number, got {seconds}")
         self._find(name)
@@ -119,14 +119,14 @@ class Queues:
         after: int | None = None,
         serde: Serde[Plain] | None = None,
     ) -> Sequence[ItemInfo[Plain]]:
-        """Items as they lie there, oldest first; nothing is taken or counted."""
+        """Items in the queue, oldest first; nothing is taken or counted."""
         self._find(name)
         wanted = [_state(state) for state in states]
         found = self._store.peek(name, wanted, after=after, limit=limit)
         return [_shown(name, item, serde) for item in found]
 
     def purge(self, name: str) -> int:
-        """Remove all items that are neither held nor dead; how many."""
+        """Remove all items that are neither held nor dead; returns how many."""
         self._find(name)
         return self._store.purge(name)
 
@@ -178,7 +178,7 @@ class Queues:
         error: str | None = None,
         dead_for: float | None = None,
     ) -> int:
-        """Remove dead items for good; how many."""
+        """Remove dead items for good; returns how many."""
         return self._each_page(name, _filter(ids, key, error, dead_for), self._store.drop)
 
     def _each_page(
@@ -240,7 +240,7 @@ def _state(name: str) -> ItemState:
 def _shown(queue: str, item: StoredItem, serde: Serde[Value] | None) -> ItemInfo[Value]:
     try:
         value, headers = decode_body(item.body, serde)
-    except Exception:  # noqa: BLE001 - what can't be read is shown as it is: that may be why it died
+    except Exception:  # noqa: BLE001 - shown as bytes then: that may be why it died
         value, headers = item.body, ()
     return ItemInfo(
         queue=queue,

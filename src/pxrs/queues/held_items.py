@@ -75,9 +75,9 @@ class HeldItems:
         *,
         suspects: bool = True,
     ) -> Taken:
-        """Takes what there is now. If no answer comes, asks the store what this take has held.
+        """Takes the items there are now. If no answer comes, asks the store what this take holds.
 
-        What an earlier take of this queue has held without an answer comes first.
+        Items that an earlier, unanswered take of this queue holds come first.
         """
         if found := self._answered_late(queue, most_items, retry):
             return Taken(found, 0.0)
@@ -105,9 +105,9 @@ class HeldItems:
         return taken
 
     def _answered_late(self, queue: str, most_items: int, retry: Backoff) -> list[Delivery]:
-        """Hands out what takes in doubt have held; what is too much for the caller is given back.
+        """Hands out items that takes in doubt hold; gives back those beyond `most_items`.
 
-        Else it would stay locked for as long as the transaction is open.
+        Else these would stay locked for as long as the transaction is open.
         """
         queues, doubts = self._context.stores.queues, [a for a in self.asked if a.queue == queue]
         if not doubts:
@@ -126,12 +126,12 @@ class HeldItems:
         return wanted
 
     def _unknown(self, held: Sequence[Delivery]) -> list[Delivery]:
-        """Those that this transaction neither has nor is giving back."""
+        """The deliveries that this transaction neither has nor is giving back."""
         known = {*(each.held for each in self.taken), *self.surrendered, *self._returned}
         return [delivery for delivery in held if delivery.held not in known]
 
     def extend(self, seconds: float) -> None:
-        """Hold on to everything for so many seconds. Raises `Fenced` if some of it is lost."""
+        """Hold all items for `seconds` more. Raises `Fenced` if some of them are lost."""
         held = [each.held for each in self.taken]
         if held:
             self._context.stores.queues.extend(self.holder, held, seconds)
@@ -139,20 +139,20 @@ class HeldItems:
     def was_applied(self, unit: str) -> bool:
         """Asks what became of a commit that got no answer. Raises `OutcomeUnknown` if none comes.
 
-        Asks until there is an answer: the caller must neither hear that it is done when it is not,
-        nor that it is not when it is, or will be.
+        Asks until there is an answer: the caller must not get "done" if it was not done, nor "not
+        done" if it was, or will be.
         """
         session = self.holder.session
         found = self._ask(lambda: self._context.stores.queues.outcome(session, unit))
         if found is Outcome.UNKNOWN:
             raise OutcomeUnknown(
                 "the store did not answer the commit, and has forgotten its session; look before "
-                "you do it again"
+                "you repeat it"
             )
         return found is Outcome.DONE
 
     def given_back(self, error: str, *, with_doubts: bool = True) -> GivenBack:
-        """Builds the release of everything that was taken, by the `retry` it was taken with."""
+        """Builds the release of all items, each by the `retry` with which it was taken."""
         releases = []
         for held, retry in self.taken:
             delay = retry.delay(held.delivery, self._context.random)
@@ -164,7 +164,7 @@ class HeldItems:
         return GivenBack(self.holder, tuple(releases), doubts)
 
     def surrender(self, items: Sequence[Delivery], error: str) -> None:
-        """Give back some of what was taken; the transaction goes on without it."""
+        """Give back some of the items; the transaction goes on without them."""
         unwanted = {delivery.held for delivery in items}
         given = self.given_back(error, with_doubts=False)
         # In place: the finalizer of a dropped transaction looks at the same list.
@@ -174,7 +174,7 @@ class HeldItems:
         self._context.hold_session.give_back(GivenBack(given.holder, releases))
 
     def release(self, error: str) -> None:
-        """Give everything back. While the store is away it waits, at most for the session's end."""
+        """Give all items back. While the store is away it waits, at most for the session's end."""
         if not self.taken and not self.asked:
             return
         hold_session, given = self._context.hold_session, self.given_back(error)
@@ -188,17 +188,17 @@ class HeldItems:
             raise
 
     def release_when_caller_ends(self, error: str) -> None:
-        """Give back what is still there when the caller's own transaction has ended."""
+        """Give back items that still exist when the caller's own transaction has ended."""
         if self.taken or self.asked:
             self._context.hold_session.release_unless_removed(self.given_back(error))
 
     def release_later(self, error: str) -> None:
-        """Have another thread give everything back. Destructors call it."""
+        """Have another thread give all items back. Destructors call it."""
         if self.taken or self.asked:
             self._context.hold_session.give_back(self.given_back(error))
 
     def forget_doubts(self) -> None:
-        """Gives back, after the commit, what takes that got no answer may have held."""
+        """Gives back, after the commit, items that unanswered takes may hold."""
         if self.asked:
             self._context.hold_session.give_back(GivenBack(self.holder, (), tuple(self.asked)))
 
@@ -211,7 +211,7 @@ class HeldItems:
                 can_be_asked_again = error.retryable or isinstance(error, OutcomeUnknown)
                 if not can_be_asked_again or failures > _PATIENCE:
                     raise OutcomeUnknown(
-                        "the store gave no answer, and can't say what became of the question"
+                        "the store gave no answer, and the outcome of the request can't be known"
                     ) from error
                 self._context.hold_session.pause(failures)
         raise AssertionError

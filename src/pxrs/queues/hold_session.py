@@ -1,4 +1,4 @@
-"""The session that a process's transactions hold their items with.
+"""The session under which a process's transactions hold their items.
 
 All of them share one. When it is lost, everything that it held is free in one step; transactions
 that began under it end, and those that begin later get a new one. A session that was once found to
@@ -38,14 +38,14 @@ _FORGET_AT_ONCE = 64
 
 
 class Asked(NamedTuple):
-    """A `take` that was not answered: from which queue, and the name of that very call."""
+    """A `take` without an answer: its queue, and the name of the call."""
 
     queue: str
     unit: str
 
 
 class GivenBack(NamedTuple):
-    """Items that a holder gives back. By the takes in `doubts` it may hold more than these."""
+    """Items that a holder gives back. It may hold more of them, by the takes in `doubts`."""
 
     holder: Holder
     releases: tuple[Release, ...]
@@ -65,7 +65,7 @@ class HoldSession:
         self._dropped: deque[GivenBack] = deque()
         self._joined: deque[GivenBack] = deque()
         self._name, self._names = secrets.token_hex(4), itertools.count(1)
-        # Units by session whose outcome is known: their evidence may go.
+        # By session, units whose outcome is known: their evidence may be removed.
         self._known: dict[str, list[str]] = {}
         self._sweep_at = 0.0
         self._failures = 0
@@ -80,13 +80,13 @@ class HoldSession:
     # The session
 
     def session(self) -> Session:
-        """The session that lives now, a new one if need be."""
+        """The live session; opens a new one if need be."""
         self.origin.refuse_child()
         with self._lock:
             if self._closing.is_set():
                 raise Closed("the store was closed")
             if self._session is None or self._session.remaining() <= 0:
-                # Before it: an interrupt in between must not leave a session that is never renewed.
+                # Before the session: no interrupt may leave one that is never renewed.
                 for loop in self._loops:
                     loop.start()
                 self._give_up()
@@ -116,7 +116,7 @@ class HoldSession:
             return names
 
     def _forget_known(self) -> None:
-        """Forgets at the end what the store would keep until long after the session."""
+        """Forgets, at the end, evidence that the store would keep until long after the session."""
         with self._lock:
             session = self._session
             units = [] if session is None else self._known.pop(session.id, [])
@@ -127,7 +127,7 @@ class HoldSession:
                 self._stores.queues.apply(change)
 
     def holds(self, session: Session) -> bool:
-        """Whether the session lives, and so everything that it holds is held."""
+        """Whether the session lives, so that all its items are still held."""
         if self._session is session and session.remaining() > 0:
             return True
         self.give_up(session)
@@ -264,7 +264,7 @@ class HoldSession:
         return True
 
     def close(self) -> None:
-        """End the session; whatever it still holds is free."""
+        """End the session; all that it still holds is free."""
         if self.origin.is_parent:
             return
         with self._lock:
@@ -274,8 +274,9 @@ class HoldSession:
         for loop in (self._renewing, self._tidying, self._settling):
             loop.wake()
             loop.join()
-        self._release_each(self._dropped)
-        self._forget_known()
+        if self._release_each(self._dropped):
+            # Otherwise the store can't be reached, and each more call would wait for it as well.
+            self._forget_known()
         with self._lock:
             self._give_up()
         self._end_each()

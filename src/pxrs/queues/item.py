@@ -50,7 +50,7 @@ class PutItem(msgspec.Struct, frozen=True, gc=False):
         None if no item was put, because it is a duplicate (`dedupe=`). Also None if the store did
         not answer the commit and only confirmed it later: then the item is in the queue, but its id
         was lost with the answer. In a transaction of the caller's (`join=`) it is known when the
-        block is left, and counts if the caller commits.
+        block is left, and valid if the caller commits.
         """
         if not self._ids:
             raise InvalidRequest("the item has no id yet: its transaction has not committed")

@@ -8,6 +8,7 @@ this very delivery makes all of it fail.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +43,8 @@ from pxrs.types import Append, Delivery, Header, Holder, NewItem, QueueChange, R
 if TYPE_CHECKING:
     from pxrs.kv.transaction import TransactionKeys
 
-# Behind the wake-ups: how long a lost one can go unnoticed.
+_LOG = logging.getLogger("pxrs.queues")
+# How long a lost wake-up can go unnoticed.
 CAREFUL_WAIT = 5.0
 # How often a commit is tried against others that write keys of the same shards.
 _MOST_TRIES = 20
@@ -77,6 +79,9 @@ class UnitOfWork(Generic[Value]):
         self._given = connection
         # A transaction of the caller's own, which the caller ends.
         self._is_callers = connection is not None and not isinstance(connection, Lent)
+        # Whether it has written there, or tried to: even what was undone may stay locked for as
+        # long as that transaction lasts (InnoDB keeps row locks over ROLLBACK TO SAVEPOINT).
+        self._has_joined = False
         self._serde = serde
         self._strict = strict
         self._commit_on_exit = commit_on_exit
@@ -111,10 +116,10 @@ class UnitOfWork(Generic[Value]):
     ) -> Item[Value] | None:
         """The next item of the queue, held until this transaction ends.
 
-        Waits for one; None if none came within `timeout` seconds. `retry` says how often the item
-        may be delivered, and when again after a rollback: without limit and at once by
-        default; `Backoff(attempts=1)` delivers it once and never again. `lock_for`: lose it
-        after so many seconds, even if this process lives.
+        Waits for one; None if none came within `timeout` seconds. `retry` decides how often the
+        item may be delivered, and when again after a rollback: without limit and at once by
+        default; `Backoff(attempts=1)` delivers it once and never again. `lock_for`: lose it after
+        this many seconds, even if this process lives.
         """
         items = self.take_many(queue, 1, timeout, retry=retry, lock_for=lock_for)
         return items[0] if items else None
@@ -143,7 +148,7 @@ class UnitOfWork(Generic[Value]):
                 if left is not None and left <= 0:
                     return []
                 if armed is None:
-                    # Armed first, then looked once more: nothing can come in between.
+                    # Armed first, then another look: nothing can come in between.
                     armed = self._context.stores.queues.watch(queue)
                     continue
                 waits = (wait for wait in (left, due, CAREFUL_WAIT) if wait is not None)
@@ -161,7 +166,7 @@ class UnitOfWork(Generic[Value]):
         *,
         suspects: bool = True,
     ) -> Found[Value]:
-        """Takes what there is now, without waiting. See `QueueStore.take` for `suspects`."""
+        """Takes the items there are now, without waiting. See `QueueStore.take` for `suspects`."""
         validate_name(queue)
         check_retry(retry)
         with self._locked():
@@ -177,15 +182,44 @@ class UnitOfWork(Generic[Value]):
             )
             if not items and self._strict and self._context.stores.queues.find(queue) is None:
                 raise QueueNotFound(queue)
+            return Found(self._decoded(queue, items, retry), due, suspect)
+
+    def _decoded(self, queue: str, taken: Sequence[Delivery], retry: Backoff) -> list[Item[Value]]:
+        """Decodes items, and gives back those that can't be decoded: no commit may remove them.
+
+        One that will be delivered again keeps those behind it in its order back, too. Raises the
+        first error if no item is left.
+        """
+        items: list[Item[Value]] = []
+        errors: list[Exception] = []
+        # By key, or by None in a fifo queue: what comes again, and goes before all that follow.
+        waits_for: dict[str | None, str] = {}
+        is_fifo = False
+        for delivery in taken:
+            ordered = is_fifo or delivery.key is not None
+            if ordered and delivery.key in waits_for:
+                self._held.surrender([delivery], waits_for[delivery.key])
+                continue
             try:
-                return Found([self._as_item(delivery) for delivery in items], due, suspect)
-            except Exception as error:
-                # Nobody has read it, so no commit may remove it.
-                self._held.surrender(items, describe(error))
-                raise
+                items.append(self._as_item(delivery))
+            except Exception as error:  # noqa: BLE001 - a serde may raise anything
+                self._held.surrender([delivery], describe(error))
+                if not errors and delivery.key is None:
+                    found = self._context.stores.queues.find(queue)
+                    is_fifo = found is not None and found.fifo
+                errors.append(error)
+                comes_again = retry.attempts is None or delivery.held.delivery < retry.attempts
+                if comes_again and (is_fifo or delivery.key is not None):
+                    number = delivery.held.id
+                    waits_for[delivery.key] = f"item {number} before it can't be decoded"
+        if errors and not items:
+            raise errors[0]
+        for failure in errors:
+            _LOG.warning("queue %r: an item was not handed out: %s", queue, describe(failure))
+        return items
 
     def _give_back_if_dropped(self) -> None:
-        """Arms the finalizer, at the first take: what only puts has nothing to give back."""
+        """Arms the finalizer at the first take: a transaction that only puts needs none."""
         if self._drop is None:
             self._drop = weakref.finalize(
                 self, self._held.release_later, "its transaction was dropped"
@@ -246,20 +280,20 @@ class UnitOfWork(Generic[Value]):
         return item
 
     def _forget_changes(self) -> None:
-        """Take back what was put and sent so far; what was taken stays held."""
+        """Drop what was put and sent so far; items that were taken stay held."""
         with self._locked():
             self._require_open()
             self._put, self._ids, self._outgoing, self._keys = [], [], None, None
             self._batches = []
 
     def extend(self, seconds: float) -> None:
-        """Hold on to everything taken for so many seconds from now. Raises `Fenced` if lost."""
+        """Hold all items for `seconds` from now. Raises `Fenced` if one was lost."""
         with self._locked():
             self._require_open()
             self._held.extend(seconds)
 
     def _keep_hold(self, seconds: float) -> None:
-        """`extend` from another thread, beside whatever the transaction does; it is not waited for.
+        """`extend` from another thread, beside the transaction's own work, without waiting for it.
 
         Where its own block keeps all others from writing, nothing has to be extended.
         """
@@ -277,15 +311,19 @@ class UnitOfWork(Generic[Value]):
         *,
         partition: int | None = None,
         headers: Sequence[Header] | None = None,
+        timestamp: int | None = None,
     ) -> None:
-        """Send a message when, and only if, this transaction commits."""
+        """Send a message when, and only if, this transaction commits.
+
+        `timestamp` is in milliseconds, now by default.
+        """
         with self._locked():
             self._require_open()
             if self._outgoing is None:
                 self._outgoing = Outgoing(
                     self._context.topics, self._context.clock, value_serde=self._serde
                 )
-            self._outgoing.send(topic, value, key, partition, headers)
+            self._outgoing.send(topic, value, key, partition, headers, timestamp)
 
     def _append(self, batches: Sequence[Append]) -> None:
         """Append encoded batches when, and only if, this transaction commits."""
@@ -299,7 +337,7 @@ class UnitOfWork(Generic[Value]):
         from pxrs.kv.store import KeyValues
         from pxrs.kv.transaction import TransactionKeys
 
-        # Not the transaction's own lock: an event loop asks for this, and must not wait.
+        # Not the transaction's own lock: an event loop calls this, and must not wait.
         with _MAKING:
             if self._keys is None:
                 keys = KeyValues(self._context.stores.coord, self._context.clock)
@@ -325,13 +363,13 @@ class UnitOfWork(Generic[Value]):
 
     @property
     def _has_connection(self) -> bool:
-        """Whether `connection` is there already, and need not be waited for."""
+        """Whether `connection` is there already, without a wait."""
         return self._atomic is not None
 
     def execute(self, statement: str, parameters: Any = ()) -> Any:
         """Run a statement of the caller's in this transaction. See `connection`.
 
-        Raises the driver's errors about the statement, and ours if the connection is lost.
+        Raises the driver's errors about the statement, and those of pxrs if the connection is lost.
         """
         connection = self.connection
         if connection is None:
@@ -349,15 +387,16 @@ class UnitOfWork(Generic[Value]):
 
     def _open_atomic(self) -> Atomic:
         if self._atomic is None:
+            self._has_joined = self._is_callers
             self._atomic = self._context.stores.atomic(self._given).__enter__()
         return self._atomic
 
     # Ending
 
     def commit(self) -> None:
-        """Remove what was taken and do everything else, in one commit. If it returns, it is done.
+        """Remove taken items and do everything else, in one commit. If it returns, it is done.
 
-        After `Fenced` or `SessionLost` nothing was done and everything else was given back.
+        After `Fenced` or `SessionLost` nothing was done, and all other items were given back.
         After an error that may pass (`error.retryable`) nothing was done either, and the
         transaction is still open: commit again, or roll back.
         """
@@ -379,7 +418,7 @@ class UnitOfWork(Generic[Value]):
         self._ended = "committed"
         if not self._ids:
             queued = [] if self._atomic is None else self._atomic.queued
-            # The store told no ids if its answer was lost.
+            # Without the store's answer the ids are not known.
             self._ids += queued or [None] * len(self._put)
         self._atomic = None
         self._nothing_left = True
@@ -405,18 +444,18 @@ class UnitOfWork(Generic[Value]):
         except PxrsError:
             self._answered(committed=False)
             raise
-        # Anything else may have come before the commit or after it: that stays in doubt.
+        # Any other exception may have come before the commit or after it: that stays in doubt.
         else:
             self._answered(committed=True)
 
     @property
     def _is_queues_alone(self) -> bool:
-        """Whether one call of the queues does it all."""
+        """Whether one call of the queue store does it all."""
         others = (self._atomic, self._given, self._outgoing, self._keys)
         return not self._batches and all(other is None for other in others)
 
     def _settles_as_committed(self) -> bool:
-        """Whether a commit that was interrupted was done all the same: then this has ended."""
+        """Whether an interrupted commit was done all the same: then the transaction has ended."""
         committed = self._was_committed()
         if committed:
             self._end_as_committed()
@@ -429,7 +468,7 @@ class UnitOfWork(Generic[Value]):
         return committed
 
     def _answered(self, *, committed: bool) -> None:
-        """Notes that the outcome of what was sent is known: the store may forget its evidence."""
+        """Notes that the outcome of the commit is known: the store may forget its evidence."""
         if not self._in_doubt:
             return
         if committed:
@@ -437,12 +476,12 @@ class UnitOfWork(Generic[Value]):
             self._ended = "committed"
         self._in_doubt = False
         session = self._sent.holder.session
-        # What says that a unit will never be done has to stay: it may still be on its way.
+        # The evidence that a unit will never be done has to stay: it may still be on its way.
         for unit in (self._sent.unit,) if committed else self._sent.forget:
             self._context.hold_session.answered(session, unit)
 
     def _commit_atomically(self) -> None:
-        """Commits all of it; again where other keys were written to the same shards meanwhile."""
+        """Commits all of it; again if others wrote other keys to the same shards meanwhile."""
         tries = 1 if self._has_one_try or self._is_callers else _MOST_TRIES
         while True:
             tries -= 1
@@ -459,7 +498,7 @@ class UnitOfWork(Generic[Value]):
     def _commit_block(self) -> None:
         atomic = self._open_atomic()
         try:
-            # Even if it is empty: that it was done is remembered with it.
+            # Even if it is empty: it carries the evidence that the commit was done.
             self._stage(atomic, self._change())
         except BaseException as error:
             self._undo(error)
@@ -477,8 +516,8 @@ class UnitOfWork(Generic[Value]):
         """Builds the change to send, as a unit of its own: another try is another unit."""
         holder, hold_session = self._held.holder, self._context.hold_session
         removed = tuple(each.held for each in self._held.taken)
-        # What becomes of a caller's transaction is the caller's to know. To ask would wait for it.
-        # And nothing of others is cleared away in one that the caller may yet roll back.
+        # The outcome of a caller's transaction is known to the caller; to ask would wait for it.
+        # And no evidence of others is removed in one that the caller may yet roll back.
         unit = "" if self._is_callers else hold_session.next_name()
         forget = () if self._is_callers else hold_session.to_forget(holder.session)
         self._sent = QueueChange(holder, removed, tuple(self._put), unit, forget)
@@ -512,11 +551,12 @@ class UnitOfWork(Generic[Value]):
             self._atomic = None
 
     def rollback(self, error: str = "") -> None:
-        """Give back everything taken and forget everything else. It succeeds in the end.
+        """Give back all items and forget everything else. It succeeds in the end.
 
-        While the store is away it waits, at most until the session is over, which frees it all.
-        What has had its last delivery is dead then; `error` is noted on it. One that was
-        interrupted is finished by another thread; calling it again waits for that.
+        While the store is away it waits, at most until the session is over, which frees all items.
+        An item that has had its last delivery is dead then, with `error` noted on it. An
+        interrupted rollback is finished by another thread; calling it again waits for that. If it
+        has written into a transaction of the caller's, items come back when the caller ends that.
 
         Raises `OutcomeUnknown` if a commit was interrupted before and the store can't say whether
         it was done: it may be, or come to be.
@@ -525,7 +565,7 @@ class UnitOfWork(Generic[Value]):
         if self._in_doubt:
             raise OutcomeUnknown(
                 "the commit was interrupted, and the store can't be asked whether it was done; "
-                "look before you do it again"
+                "look before you repeat it"
             )
 
     def _roll_back(self, cause: BaseException, error: str) -> None:
@@ -543,7 +583,7 @@ class UnitOfWork(Generic[Value]):
             # An interrupted commit that has not come yet must not come after this.
             with suppress(PxrsError):
                 self._was_committed()
-        if self._is_callers and self._caller_may_write():
+        if self._has_joined or (self._is_callers and self._caller_may_write()):
             # Waiting for the caller's transaction in the caller's thread would take for ever.
             self._held.release_when_caller_ends(error)
         else:
@@ -554,7 +594,7 @@ class UnitOfWork(Generic[Value]):
     def _caller_may_write(self) -> bool:
         try:
             return is_writing(self._given)
-        except Exception:  # noqa: BLE001 - closed, or failed: who can't tell does not wait
+        except Exception:  # noqa: BLE001 - closed, or failed: then do not wait
             return True
 
     def _locked(self) -> threading.RLock:
@@ -593,8 +633,8 @@ class UnseenItems(Generic[Value]):
     """The items that a transaction took for a task on an event loop, until the task has them.
 
     A blocking `take` hands its items to its caller. A task can be cancelled while a thread takes
-    for it, and then nobody has seen what that thread got: it must neither be removed by a commit
-    nor stay locked. Thread-safe.
+    for it, and then it has not seen the items of that thread: they must neither be removed by a
+    commit nor stay locked. Thread-safe.
     """
 
     def __init__(self, work: UnitOfWork[Value]) -> None:
@@ -604,9 +644,9 @@ class UnseenItems(Generic[Value]):
     def take(
         self, queue: str, count: int, retry: Backoff, lock_for: float | None
     ) -> tuple[list[Item[Value]], float | None]:
-        """Takes what there is now, without waiting; and in how many seconds there may be more.
+        """Takes the items there are now, without waiting; and the seconds until there may be more.
 
-        Until they are `seen` the items go back when the transaction ends, however it does.
+        Until they are `seen` the items go back when the transaction ends, by commit or rollback.
         """
         with self.work._lock:
             items, due, _ = self.work._look(queue, count, retry, lock_for)
@@ -639,7 +679,7 @@ class UnseenItems(Generic[Value]):
             hold_session.give_back(unseen)
 
     def end(self, how: Callable[[], None]) -> None:
-        """Ends the transaction in this way, without the items that the task has not seen."""
+        """Ends the transaction by `how`, without the items that the task has not seen."""
         with self.work._lock:
             self.give_back(list(self._items.values()))
             how()

@@ -1,4 +1,4 @@
-"""Dead letters: messages on which a handler has failed for the last time, with what failed."""
+"""Dead letters: messages on which a handler has failed for the last time, with the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pxrs.topics import Topics
 from pxrs.types import Header, Message, Position
 
 _TRIES = 3
-# What is said of an error: one that quotes its message must not make a letter that is too large.
+# The most bytes of an error: one that quotes its message must not make the letter too large.
 _MOST = 8192
 _PREFIX = "pxrs-dlq-"
 _TOPIC = f"{_PREFIX}topic"
@@ -22,7 +22,7 @@ _PARTITION = f"{_PREFIX}partition"
 
 
 class Death(NamedTuple):
-    """What a dead letter says of its message: where it came from, and what failed."""
+    """The facts in a dead letter: where its message came from, and what failed."""
 
     topic: str
     partition: int
@@ -82,7 +82,7 @@ class DeadLetters:
         self._known: set[str] = set()
 
     def bury(self, message: Message, group: str, attempts: int, error: BaseException) -> str:
-        """Write the message with what is known of its failure, durably; the topic's name."""
+        """Write the message and its failure as a dead letter, durably; returns the topic's name."""
         import traceback
 
         name = self._settings.name_for(message.topic)
@@ -106,8 +106,8 @@ class DeadLetters:
                 self._producer.send(name, message.value, message.key, headers=headers).result()
                 break
             except (TopicNotFound, TopicExists):
-                # Somebody has emptied it, by deleting it or by making it again. The producer
-                # learns the one when it commits, the other when it is told the next message.
+                # A user has emptied the topic, by deleting it or by making it again. The producer
+                # learns the one when it commits, the other with the next message.
                 self._known.discard(name)
                 if not left:
                     raise
@@ -120,7 +120,7 @@ class DeadLetters:
     def _make(self, name: str, source: str) -> None:
         if name in self._known:
             return
-        # Somebody may have made it, with settings of their own.
+        # A user may have made it, with other settings.
         with suppress(TopicExists):
             self._topics.create(name, self._topics.find(source).partitions)
         self._known.add(name)

@@ -17,7 +17,7 @@ from pxrs.running.signals import stop_on_signals, wait_awake
 _LOG = logging.getLogger("pxrs.running")
 # How long closing a store waits for handlers.
 _PATIENCE = 30.0
-# How long stopping waits for handlers before it says so.
+# How long stopping waits for handlers before it logs that.
 _QUIET = 1.0
 # The run or listener whose handler calls this code, if one does: it must not wait for its own end.
 # A context, not a thread: what a coroutine awaits on its loop is inside of the handler, too.
@@ -78,7 +78,7 @@ class Running:
         _employer.set(self._work)
         try:
             self._work.run()
-        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+        except BaseException as error:  # noqa: BLE001 - `join` raises it
             self._failure = error
             _LOG.error("%s has ended: %s", self._work.name, words_of(error))
         finally:
@@ -99,12 +99,12 @@ class Running:
         self._work.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, for `timeout` seconds at most; whether it has.
+        """Wait until it has ended, for `timeout` seconds at most; returns whether it has.
 
         In the main thread SIGTERM and SIGINT meanwhile do what `Pxrs.stop` does: this ends, and
         all else that runs under the same object. A second SIGINT raises `KeyboardInterrupt`, and
-        from then on nothing waits for the handlers. Raises what made it end by itself, such as
-        `HandlerFailed`.
+        from then on nothing waits for the handlers. Raises the error that made it end by itself,
+        such as `HandlerFailed`.
         """
         if self._is_around_here:
             raise InvalidRequest("a handler can't wait for its own end: only stop() it")
@@ -134,7 +134,7 @@ class Running:
         if error is None:
             self.join()
         else:
-            # The caller's own error is the one to raise; what ended this is in the log.
+            # The caller's own error is the one to raise; the error that ended this is in the log.
             self._wait(None)
             self._was_told = True
 
@@ -149,7 +149,7 @@ class Running:
 
     @property
     def _is_around_here(self) -> bool:
-        """Whether this is code that it calls, a handler: that can't wait for its end."""
+        """Whether the caller is inside of its handler: that can't wait for its end."""
         return _employer.get() is self._work
 
     @property
@@ -158,7 +158,7 @@ class Running:
         return self._ended.is_set() and (self._failure is None or self._was_told)
 
     def _close(self) -> None:
-        """Wait for its end, for a while; raises what ended it unless that was raised before."""
+        """Wait for its end, for a while; raises the error that ended it, unless raised before."""
         if not self._is_abandoned and not self._is_settled:
             self.join(_PATIENCE)
 
@@ -166,9 +166,9 @@ class Running:
 class WorkerThreads:
     """The threads of this process that call a handler, for a run or a listener (`owner`).
 
-    `limit`: a thread that has not returned so many seconds after a stop is left behind, because a
-    thread can't be killed. `busy`: how many of them are in a handler. `failure` is what ends the
-    work by itself: the first of what `fail` was told.
+    `limit`: a thread that has not returned this many seconds after a stop is left behind, because
+    a thread can't be killed. `busy`: how many of them are in a handler. `failure` is the error that
+    ends the work by itself: the first that was passed to `fail`.
     """
 
     def __init__(
@@ -204,13 +204,13 @@ class WorkerThreads:
         self._owner.stop()
 
     def fail_handler(self, what: str, error: BaseException) -> None:
-        """Stop, and end with what a handler did and what it raised."""
+        """Stop, and end with `HandlerFailed(what)`, whose cause is this error."""
         failure = HandlerFailed(what)
         failure.__cause__ = error
         self.fail(failure)
 
     def drain(self, log: logging.Logger) -> None:
-        """Wait for what is in hand, after a stop; says so in the log if that takes a while."""
+        """Wait for handlers to return, after a stop; logs it if that takes a while."""
         quiet = _QUIET if self._limit is None else min(_QUIET, self._limit)
         if not self._end_within(quiet) and (handlers := self._busy()):
             what = "1 handler" if handlers == 1 else f"{handlers} handlers"
@@ -219,12 +219,14 @@ class WorkerThreads:
         self._end_within(self._limit)
 
     def raise_failure(self) -> None:
-        """Raise what has ended the work by itself, if anything has."""
+        """Raise the error that has ended the work by itself, if there is one."""
         if self.failure is not None:
             raise self.failure
 
     def _end_within(self, seconds: float | None) -> bool:
         deadline = None if seconds is None else monotonic() + seconds
         for thread in self._threads:
+            if thread.ident is None:
+                continue  # the system had no more threads, and the start failed
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in self._threads)

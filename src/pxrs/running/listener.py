@@ -1,8 +1,8 @@
 """`px.listen`: a handler, a queue and several workers.
 
-Every worker takes an item, calls the handler with it and its transaction, and commits. What the
-handler raises rolls back, and `retry` decides when the item is delivered again. A store that is
-away for a while is waited for.
+Every worker takes an item, calls the handler with it and its transaction, and commits. If the
+handler raises, the transaction is rolled back, and `retry` decides when the item is delivered
+again. Workers wait for a store that is unavailable for a while.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import msgspec
 
 from pxrs.clock import Clock
 from pxrs.config import Stop
-from pxrs.consuming.health import Health, Outage
+from pxrs.consuming.health import Health
+from pxrs.consuming.outage import Outage
 from pxrs.core.error_text import describe
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
@@ -61,7 +62,7 @@ class Listener:
     ) -> None:
         self._handler = job.handler
         self._job = job
-        # Who wants to stop at an item must find it there: no store may call it dead before.
+        # To stop at an item is to leave it in the queue: no store may make it dead before.
         self._retry = (
             msgspec.structs.replace(job.retry, attempts=None)
             if isinstance(job.on_failure, Stop)
@@ -108,14 +109,16 @@ class Listener:
         return {self.name: Health("idle", f"{workers} workers, nothing waits")}
 
     def run(self) -> None:
-        """Work until stopped; raises what made it stop by itself."""
-        self._threads.start()
-        if self._job.deadline is not None:
-            threading.Thread(target=self._extend, name="pxrs-extend", daemon=True).start()
+        """Work until stopped; raises the error that made it stop by itself."""
         try:
+            self._threads.start()
+            if self._job.deadline is not None:
+                threading.Thread(target=self._extend, name="pxrs-extend", daemon=True).start()
             self._stopping.wait()
             self._threads.drain(_LOG)
         finally:
+            # Threads that were started before another could not be must not go on.
+            self.stop()
             self._over.set()
         self._threads.raise_failure()
 
@@ -127,7 +130,7 @@ class Listener:
         except Closed:
             self._stopping.set()
             self._turns.wake()
-        except Exception as error:  # noqa: BLE001 - whoever joins is told
+        except Exception as error:  # noqa: BLE001 - `join` raises it
             self._threads.fail(error)
         except BaseException as error:  # noqa: BLE001 - it wanted to end the program
             what = f"the handler raised {type(error).__name__} on an item of {self._job.queue!r}"
@@ -166,7 +169,7 @@ class Listener:
                     if not work._held.surrendered:
                         raise
                     _LOG.warning("an item of %r: %s", self._job.queue, words_of(error))
-                    # It was given back already, the way of one that can't be handled.
+                    # It was given back already, like an item that can't be handled.
                     self._count(failed=1)
                     self._stop_at(work._held.surrendered[-1].delivery, error)
                     return
@@ -189,13 +192,13 @@ class Listener:
         return None
 
     def _look(self, work: UnitOfWork) -> Found:
-        """Takes what there is now. A suspect is taken only if no other worker holds an item."""
+        """Takes the next item if there is one; a suspect only if no other worker holds an item."""
         found = self._look_once(work, suspects=False)
         while found.suspect:
             alone = self._turns.be_alone(work, self._stopping.is_set)
             if not alone and self._stopping.is_set():
                 return found
-            # Somebody else may have had it meanwhile: what comes then need not be alone.
+            # Another process may have taken it meanwhile: then the next one need not be alone.
             found = self._look_once(work, suspects=False)
             if alone and found.suspect:
                 return self._look_once(work, suspects=True)
@@ -215,7 +218,7 @@ class Listener:
         return found
 
     def _holds(self, work: UnitOfWork) -> bool:
-        """Whether an item may be in its hand that a death of this process would be counted for."""
+        """Whether it may hold an item, for which a death of this process would be counted."""
         since = self._running.get(work)
         return not work._held.is_lost and (since is None or self._may_go_on(since))
 
@@ -238,7 +241,7 @@ class Listener:
             self._count(handled=1)
 
     def _commit(self, work: UnitOfWork) -> None:
-        """Commit what was handled, for as long as the session lives: a delivery is worth much."""
+        """Commit a handled item, again while the session lives: else it is delivered once more."""
         for failures in count(1):
             try:
                 with self._outage.noticed():
@@ -278,7 +281,7 @@ class Listener:
             self.failed += failed
 
     def _extend(self) -> None:
-        """Hold on to what is being handled, while its handler lives and may go on."""
+        """Extend the hold on items whose handler still runs and may go on."""
         deadline = self._job.deadline
         assert deadline is not None
         while not self._over.wait(deadline / _EXTENSIONS_PER_DEADLINE):
@@ -291,7 +294,7 @@ class Listener:
         return self._time_left(since) > 0
 
     def _time_left(self, since: float) -> float:
-        """Seconds that a handler may go on which has begun at `since`."""
+        """For how many seconds a handler that began at `since` may still go on."""
         limit = self._job.max_handler_time
         return math.inf if limit is None else since + limit - self._now()
 
@@ -300,5 +303,5 @@ class Listener:
 
 
 def _may_pass(error: PxrsError) -> bool:
-    """Whether it is worth going on: another session, or the store when it is back."""
+    """Whether to go on: with another session, or when the store is back."""
     return error.retryable or isinstance(error, (Fenced, SessionLost, OutcomeUnknown))

@@ -2,7 +2,7 @@
 
 For handlers that compute: threads share one interpreter lock, processes do not. A worker that
 dies or loses the store is started again; one that would fail in the same way again ends them all,
-and the parent's `join` raises what it raised.
+and the parent's `join` raises its error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pxrs.codec.messages import Decoder
 from pxrs.config import parse_url, split_url
 from pxrs.consuming.health import Health
 from pxrs.core.retry import Backoff
-from pxrs.decoding import Decoder
 from pxrs.errors import ConfigError, InvalidRequest, PxrsError, StoreError, quoted
 from pxrs.running.dead_letters import where
 from pxrs.running.job import Job, RunJob
@@ -66,21 +66,21 @@ class WorkerJob(Shy, frozen=True):
         self.work(self.url, self.job.in_process(number))
 
     def watched(self, suspects: SuspectMessages, number: int) -> WorkerJob:
-        """The same for worker `number`, whose death makes suspect what it had in hand."""
+        """The job of worker `number`, whose messages in hand become suspect if it dies."""
         handler = suspects.watched(number, self.job.handler)
-        # It decodes by itself.
+        # The handler decodes by itself.
         job = msgspec.structs.replace(self.job, handler=handler, serde=None, key_serde=None)
         return WorkerJob(self.work, self.url, job)
 
 
 def _refuse_memory(url: str) -> None:
-    """Raise where processes would each have a store of their own."""
+    """Raise if each process would have a store of its own."""
     if any(parse_url(place).scheme == "memory" for place in split_url(url).urls()):
         raise ConfigError("processes can't share memory://; use a file, or threads (workers=…)")
 
 
 class Worker:
-    """A worker process, and what it tells: that it has begun, and why it gave up."""
+    """A worker process, and its reports: that it has begun, and why it gave up."""
 
     def __init__(self, process: BaseProcess, reports: Connection[Any, Any]) -> None:
         self.process = process
@@ -99,9 +99,9 @@ class Worker:
         return [self.process.sentinel, *(() if self.has_begun else (self.reports,))]
 
     def hear(self) -> None:
-        """Note what it has told; does not wait."""
+        """Note its reports; does not wait."""
         with suppress(EOFError):
-            # Not until its end comes: what the worker has forked may outlive it.
+            # Not until the end of the pipe: processes that the worker forked may outlive it.
             while self.reports.poll():
                 report = self.reports.recv()
                 if isinstance(report, BaseException):
@@ -109,7 +109,7 @@ class Worker:
                 self.has_begun = True
 
     def why_it_gave_up(self) -> BaseException | None:
-        """Returns the error it ended with, unless another process may do better."""
+        """Returns the error it ended with; None if another process may succeed."""
         with self.reports:
             self.hear()
         if self._gave_up_for is not None:
@@ -124,7 +124,7 @@ class Worker:
         )
 
     def how_it_ended(self) -> str:
-        """In words: which process, and by which exit code or signal."""
+        """Names the process and its exit code or signal, for logs."""
         code = self.process.exitcode or 0
         if code >= 0:
             how = f"ended with exit code {code}"
@@ -149,7 +149,7 @@ class Restarts:
         self._random = Random()
 
     def pause(self, number: int, lived: float) -> float:
-        """Seconds until there shall be a new worker `number`, after one that lived so long."""
+        """Seconds until a new worker `number` starts, after one that lived for `lived` seconds."""
         if lived >= _LONG_LIFE:
             self._deaths[number] = 0
         self._deaths[number] += 1
@@ -183,12 +183,12 @@ class Workers:
 
     @classmethod
     def of(cls, work: Callable[[str, Job], None], url: str, job: Job) -> Workers:
-        """For the processes of a job. See `WorkerJob`."""
+        """The workers for the processes of a job. See `WorkerJob`."""
         _refuse_memory(url)
         return cls(WorkerJob(work, url, job), job.processes, job.name)
 
     def stop(self) -> None:
-        """Ask them to finish: they drain, commit and leave. From any thread or signal."""
+        """Ask the workers to finish: they drain, commit and leave. From any thread or signal."""
         self._stopping.set()
 
     def health(self) -> dict[str, Health]:
@@ -197,7 +197,7 @@ class Workers:
         return {name: self._health_of(number) for number, name in names.items()}
 
     def _health_of(self, number: int) -> Health:
-        """Once its predecessor has died, one is well when it has lived as long as it was due."""
+        """After a death, the next worker is healthy once it has lived as long as the pause was."""
         worker, death = self._workers.get(number), self._last_deaths.get(number)
         if worker is None or not worker.has_begun:
             if death is None:
@@ -208,7 +208,7 @@ class Workers:
         return Health("running", f"process {worker.process.pid}")
 
     def run(self) -> None:
-        """Until stopped; raises what a worker gave up for."""
+        """Run until stopped; raises the error for which a worker gave up."""
         failure: BaseException | None = None
         try:
             self._due = dict.fromkeys(range(self._count), 0.0)
@@ -217,7 +217,7 @@ class Workers:
                 self._wait()
                 failure = self._look_for_the_dead()
         finally:
-            # Also if one could not be started: the others would go on without anybody who knows.
+            # Also if one could not be started: else the others would go on, unknown to the caller.
             for worker in self._workers.values():
                 worker.process.terminate()
         for worker in self._workers.values():
@@ -227,14 +227,14 @@ class Workers:
             raise failure
 
     def _wait(self) -> None:
-        """Until one has begun, has ended or is due, or for a while."""
+        """Wait until a worker has begun, has ended or is due, or for a while."""
         if self._workers:
             wait([event for worker in self._workers.values() for event in worker.events], _LOOK)
         else:
             self._stopping.wait(_LOOK)
 
     def _look_for_the_dead(self) -> BaseException | None:
-        """Note when there shall be another one in their place; or what they gave up for."""
+        """Note when to replace workers that died; returns the error for which one gave up."""
         for number, worker in list(self._workers.items()):
             if not worker.has_ended:
                 worker.hear()
@@ -279,10 +279,10 @@ class Workers:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C reaches children, too. One that is still importing would print where it was: what
-    is started in here does not hear of it before it can do better. See `_leave_interrupts`.
+    """Ctrl-C reaches children, too. One that is still importing would print a traceback: a process
+    started in here gets no SIGINT before it can handle it. See `_leave_interrupts`.
     """
-    # It unblocks them when it starts its own process.
+    # The tracker unblocks signals when it starts its own process.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -292,7 +292,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _leave_interrupts() -> None:
-    """Until its `run` listens, a worker leaves SIGINT to its parent, which ends it."""
+    """Until its `run` handles SIGINT, a worker leaves it to its parent, which ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -327,7 +327,7 @@ def _parts_of(target: Any) -> Iterator[tuple[str, Any]]:
 def _why_not_sent(value: object) -> Exception | None:
     try:
         ForkingPickler.dumps(value)
-    except Exception as error:  # noqa: BLE001 - what is pickled may raise anything
+    except Exception as error:  # noqa: BLE001 - pickling may raise anything
         return error
     return None
 
@@ -341,7 +341,7 @@ def _work(
     try:
         target(number)
     except KeyboardInterrupt:
-        # A second one, in a terminal: the parent tells of it.
+        # A second SIGINT, in a terminal: the parent reports it.
         sys.exit(_INTERRUPTED)
     except StoreError as error:
         print(f"pxrs worker {number}: {error}", file=sys.stderr)
@@ -352,7 +352,7 @@ def _work(
 
 
 def _end_with(parent: int) -> None:
-    """SIGTERM when the parent is gone, so that no orphan keeps its partitions."""
+    """Send SIGTERM to this process when its parent is gone: an orphan must not keep partitions."""
     libc: Any = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

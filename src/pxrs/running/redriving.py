@@ -1,9 +1,9 @@
 """Dead letters of a topic, sent back to where they came from.
 
-Which of them were sent back is a checkpoint like any other: that of the group `<topic>.redrive`.
+How far they were sent back is a checkpoint like any other: that of the group `<topic>.redrive`.
 A letter counts once its message is durable, so a crash sends a few of them twice, and loses none.
-It ends where the letters ended when it began: a message that fails again is a letter again, and
-would be sent back for ever.
+Redriving ends where the letters ended when it began: a message that fails again is a letter again,
+and would be sent back for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pxrs.running.dead_letters import Death, without_origin
 from pxrs.topics import Topics
 from pxrs.types import Bounds, Message, Topic, TopicPartition
 
-# How often to look whether another process, which sends back the same letters, has finished.
+# How often to check whether another process that sends back the same letters has finished.
 _LOOK_EVERY = 0.5
 
 
@@ -30,12 +30,12 @@ class _Place(NamedTuple):
 
 
 def redrive_group(letters: str) -> str:
-    """The group whose checkpoint says which letters of this topic were sent back."""
+    """The group whose checkpoint records which letters of this topic were sent back."""
     return f"{letters}.redrive"
 
 
 def to_redrive(topics: Topics, groups: Groups, letters: Topic) -> dict[int, Bounds]:
-    """Of each partition, the letters that were not sent back."""
+    """The range of letters in each partition that were not sent back."""
     try:
         known = groups.describe(redrive_group(letters.name), lag_seconds=False).partitions
     except GroupNotFound:
@@ -64,7 +64,7 @@ class Redriving:
         self._ends = {number: end for number, (start, end) in bounds.items() if start < end}
 
     def is_finished(self) -> bool:
-        """Whether all that was there at the beginning was sent back, by whomever, or is gone."""
+        """Whether all letters from the beginning were sent back, by any process, or are gone."""
         if not self._ends:
             return True
         name = self._letters.name
@@ -86,7 +86,7 @@ class Redriving:
                     letters.pause(TopicPartition(last.topic, last.partition))
 
     def _send(self, letters: Sequence[Message], producer: Producer) -> None:
-        """All of them, or none if one of them has nowhere to go."""
+        """Send all of them, or none if one of them has nowhere to go."""
         places = [self._place(letter) for letter in letters]
         sent = [
             producer.send(
@@ -109,8 +109,8 @@ class Redriving:
         origin = Death.of(letter)
         if origin is None:
             raise InvalidRequest(
-                f"offset {letter.offset} of {letter.topic!r} partition {letter.partition} does not "
-                "say where it came from: it is no dead letter. Say to which topic all of them go"
+                f"offset {letter.offset} of {letter.topic!r} partition {letter.partition} has no "
+                "origin in its headers: it is no dead letter. Name the topic to send all of them to"
             )
         if origin.topic not in self._known:
             self._known[origin.topic] = self._topics.find(origin.topic)

@@ -10,13 +10,23 @@ One member of a group reads the source, and each step copies what it was handed.
 Why the second one is right, wherever its process dies or freezes. A record is begun only by the
 owner of the partition, and only when the one before is done. So at any time there is at most one
 copy under way, and everyone who ever appends a batch of it, the owner, those after it and those
-that were frozen meanwhile, does so under the same producer and sequence: the log takes the first
-one and recognises the others. Messages may have been deleted from the source in between, and then
-the batch of the next owner is shorter: it is refused, because the sequence is taken, and the one
-that is there has all that is wanted. A log forgets producers that were silent for long, so the
-next owner first reads back what was appended since the record was begun. When it has finished the
-copy it goes on under another producer: a batch of the last one that still comes is recognised,
-or refused.
+that were frozen meanwhile, does so under the same producer and sequence: for each partition the
+log takes one batch and recognises or refuses the others.
+
+The rows of a table may change between two attempts. So the record says which message goes to
+which partition, and nobody asks their keys again: a row is in the batches of one partition only,
+of which the log takes one, so it comes at most once. The first batch has all messages that were
+recorded for its partition. Later ones lack those that are gone from the source since, and no
+others: ids are final, so none comes in between, and a row that moved into this partition of the
+source is not of this copy. So whichever batch the log has taken, all is in it that is still in
+the source, and a row comes with the key and value that it had at one of the attempts. If the key
+was changed meanwhile it comes in the partition of the key before.
+
+A log forgets producers that were silent for long, so the next owner first reads back what was
+appended since the record was begun. When it has finished the copy it goes on under another
+producer: a batch of the last one that still comes is recognised, or refused. Only where all
+messages of a batch are gone from the source nobody has taken its sequence: then it may come late,
+with rows that were deleted, behind newer ones.
 """
 
 from __future__ import annotations
@@ -24,11 +34,19 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from pxrs.clock import Clock
-from pxrs.codec.batches import encode, read_header
+from pxrs.codec.batches import (
+    LARGEST_BATCH,
+    MAX_TIMESTAMP,
+    Builder,
+    new_builder,
+    read_header,
+    seal,
+)
+from pxrs.codec.messages import cut, messages_of
 from pxrs.config import check_group_name
 from pxrs.consuming.consumer import Consumer
 from pxrs.consuming.health import Health
@@ -38,16 +56,13 @@ from pxrs.core import records
 from pxrs.core.relaying import (
     Pending,
     RelayRecord,
-    Spread,
-    Spreader,
     Target,
-    batches_of,
     first_of,
+    pending,
     relay_key,
     target_key,
 )
 from pxrs.core.routing import hasher
-from pxrs.decoding import cut, messages_of
 from pxrs.errors import (
     Closed,
     Fenced,
@@ -60,6 +75,7 @@ from pxrs.errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from pxrs.producing.records import NO_HEADERS
 from pxrs.running.dead_letters import words_of
 from pxrs.stores.api import CoordStore, LogStore
 from pxrs.types import (
@@ -80,6 +96,8 @@ _MOST = 10_000
 _BATCH_BYTES = 512 * 2**10
 _READ_BYTES = 4 * 2**20
 _PRODUCERS = 2**62
+# Partitions of so many keys are remembered.
+_MOST_KEYS = 2**16
 
 
 class RelayJob(NamedTuple):
@@ -159,7 +177,7 @@ class Relay:
         """Copy until stopped; raises what made it stop by itself."""
         member = self._member = self._join()
         topic = self._job.topic
-        spreader = Spreader(topic.partitions, hasher(topic.partitioner, topic.partitions))
+        spreader = Spreader(topic)
         way: Way = OneCommit(member, topic, spreader, self._clock)
         try:
             while not self._stopping.is_set():
@@ -191,6 +209,76 @@ class Relay:
         self._stopping.wait(_LOOK)
 
 
+Spread = dict[int, list[Builder]]
+
+
+class Spreader:
+    """Puts messages into batches of the partitions of a topic, in the order that they came.
+
+    A key decides by its hash, as for all who send. Messages without a key stay together, in the
+    partition with the number of their own: they keep their order, too.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        self._partitions = topic.partitions
+        self._hash = hasher(topic.partitioner, topic.partitions)
+        self._known: dict[bytes, int] = {}
+
+    def targets(self, messages: Iterable[Message]) -> dict[int, int]:
+        """The partition of each of these messages, by its offset in the source."""
+        known = self._known
+        return {
+            message.offset: known[message.key]
+            if message.key in known
+            else self._partition(message.key, message)
+            for message in messages
+        }
+
+    def spread(
+        self,
+        messages: Iterable[Message],
+        now: int,
+        batch_bytes: int = LARGEST_BATCH,
+        targets: Mapping[int, int] | None = None,
+    ) -> Spread:
+        """The batches of each partition that gets some. Messages without a time get `now`.
+
+        `targets` says where they go; without it their keys do.
+        """
+        known = self._known
+        batches: list[list[Builder]] = [[] for _ in range(self._partitions)]
+        appends: list[Callable[..., object]] = [_no_batch] * self._partitions
+        counts = [0] * self._partitions
+        for message in messages:
+            key, time = message.key, message.timestamp
+            partition = known.get(key) if targets is None else targets[message.offset]
+            if partition is None:
+                partition = self._partition(key, message)
+            if not 0 < time <= MAX_TIMESTAMP:
+                time = now
+            headers = list(message.headers) if message.headers else NO_HEADERS
+            count = counts[partition]
+            if appends[partition](count, time, key, message.value, headers) is None:
+                builder = new_builder(batch_bytes)
+                batches[partition].append(builder)
+                appends[partition], count = builder.append, 0
+                builder.append(0, time, key, message.value, headers)
+            counts[partition] = count + 1
+        return {partition: found for partition, found in enumerate(batches) if found}
+
+    def _partition(self, key: bytes | None, message: Message) -> int:
+        if key is None:
+            return message.partition % self._partitions
+        if len(self._known) >= _MOST_KEYS:
+            self._known.clear()
+        partition = self._known[key] = self._hash(key) % self._partitions
+        return partition
+
+
+def _no_batch(*_: object) -> None:
+    """Stands for a batch that is full, where there is none yet."""
+
+
 class Way(Protocol):
     """How messages are copied with their checkpoint."""
 
@@ -215,11 +303,11 @@ class OneCommit:
         messages = self._consumer.poll(_MOST, timeout)
         if not messages:
             return 0
-        spread = self._spreader.spread(messages, self._clock.wall_ms())
+        spread = self._spreader.spread(messages, self._clock.wall_ms(), _BATCH_BYTES)
         appends = [
-            Append(LogPartition(self._topic.id, partition), encode(batch))
-            for partition, found in spread.items()
-            for batch in batches_of(found, _BATCH_BYTES)
+            Append(LogPartition(self._topic.id, partition), seal(builder))
+            for partition, builders in spread.items()
+            for builder in builders
         ]
         with self._consumer.transaction() as tx:
             tx._append(appends)
@@ -284,55 +372,53 @@ class TwoStores:
         return len(messages)
 
     def _copy(self, owned: OwnedPartition, record: RelayRecord, messages: list[Message]) -> None:
-        spread = self._spreader.spread(messages, self._clock.wall_ms())
+        targets = self._spreader.targets(messages)
+        spread = self._spreader.spread(messages, self._clock.wall_ms(), targets=targets)
         bounds = self._log.bounds(self._job.topic.id)
         until = messages[-1].offset + 1
         # A partition of which nothing was copied yet has no checkpoint; from here on it has.
         checkpoint = owned.origin if owned.checkpoint is None else owned.checkpoint
         ends = {partition: bounds[partition].end for partition in spread}
-        record = record.begun(Pending(start=checkpoint, until=until, ends=ends))
+        record = record.begun(pending(checkpoint, until, ends, targets))
         self._write(owned, checkpoint, record)
         try:
-            self._append(record, spread)
+            counts = self._append(record, spread)
         except SequenceGap as gap:
             # Only if another owner was given the partition meanwhile, and has finished this copy.
             raise TransactionConflict(f"the copy was overtaken: {gap}") from gap
-        counts = {partition: len(found) for partition, found in spread.items()}
         self._write(owned, until, record.done(counts))
 
     def _finish(self, owned: OwnedPartition, record: RelayRecord) -> None:
         """Make sure that all batches of the copy are there, and go on behind it."""
-        pending = record.pending
-        assert pending is not None
-        messages = self._read(owned, pending)
-        spread = self._spreader.spread(messages, self._clock.wall_ms())
-        for partition, found in spread.items():
+        begun = record.pending
+        assert begun is not None
+        targets = begun.targets
+        messages = [each for each in self._read(owned, begun) if each.offset in targets]
+        spread = self._spreader.spread(messages, self._clock.wall_ms(), targets=targets)
+        for partition, builders in spread.items():
             if not self._is_there(record, partition):
                 try:
-                    self._append(record, {partition: found})
+                    self._append(record, {partition: builders})
                 except SequenceGap:
                     # Another one that finishes it, or began it, was faster, with more messages.
                     if not self._is_there(record, partition):
                         raise
-        self._write(owned, pending.until, _new_record())
-        self._steps.table.restart(owned.part, pending.until)
+        self._write(owned, begun.until, _new_record())
+        self._steps.table.restart(owned.part, begun.until)
 
-    def _append(self, record: RelayRecord, spread: Spread) -> None:
+    def _append(self, record: RelayRecord, spread: Spread) -> dict[int, int]:
+        """Append the batches of a copy, one for each partition; how many messages each has."""
         appends = [
             Append(
                 LogPartition(self._job.topic.id, partition),
-                encode(
-                    found,
-                    producer_id=record.producer,
-                    producer_epoch=0,
-                    base_sequence=record.sequences.get(partition, 0),
-                ),
+                seal(builder, record.producer, 0, record.sequences.get(partition, 0)),
             )
-            for partition, found in sorted(spread.items())
+            for partition, [builder] in sorted(spread.items())
         ]
         for result in self._log.append(appends):
             if isinstance(result, PxrsError):
                 raise result
+        return {append.where.partition: append.batch.count for append in appends}
 
     def _is_there(self, record: RelayRecord, partition: int) -> bool:
         """Whether the partition has the batch of the copy that was begun.
@@ -354,21 +440,21 @@ class TwoStores:
                     return True
                 offset = stored.next
 
-    def _read(self, owned: OwnedPartition, pending: Pending) -> list[Message]:
-        """All messages of the copy, as the source has them now."""
+    def _read(self, owned: OwnedPartition, begun: Pending) -> list[Message]:
+        """All messages from where the copy starts to where it ends, as the source has them now."""
         messages: list[Message] = []
-        offset = pending.start
-        while offset < pending.until:
+        offset = begun.start
+        while offset < begun.until:
             batches = self._log.fetch(owned.where, offset, _READ_BYTES).batches
             if not batches:
                 raise StoreUnavailable(
-                    f"{owned.part.topic!r} can't be read up to offset {pending.until} yet, and a "
+                    f"{owned.part.topic!r} can't be read up to offset {begun.until} yet, and a "
                     "copy up to there was begun"
                 )
             for batch in batches:
                 messages += cut(messages_of(batch, owned.fence), offset)
                 offset = batch.next
-        return [message for message in messages if message.offset < pending.until]
+        return [message for message in messages if message.offset < begun.until]
 
     def _record(self, owned: OwnedPartition) -> RelayRecord:
         """The record of a partition. Read once it is owned: from then on nobody else writes it."""

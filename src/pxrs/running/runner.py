@@ -12,17 +12,24 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder
 from pxrs.consuming.health import Health
 from pxrs.consuming.in_hand import InFlight
 from pxrs.consuming.member import Member
 from pxrs.consuming.owned_partition import OwnedPartition
 from pxrs.core.progress import Progress
 from pxrs.core.schedule import Schedule
-from pxrs.decoding import Decoder
-from pxrs.errors import Closed, HandlerFailed, PxrsError, TopicNotFound
+from pxrs.errors import (
+    Closed,
+    DeliveryFailed,
+    HandlerFailed,
+    OutcomeUnknown,
+    PxrsError,
+    TopicNotFound,
+)
 from pxrs.running.dead_letters import DeadLetters, printable, where, words_of
 from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
@@ -34,11 +41,18 @@ _LOG = logging.getLogger("pxrs.run")
 
 
 class Abandoned(Exception):  # noqa: N818 - it is no error
-    """Raised in place of a handler that is to stop: neither handled nor failed."""
+    """Raised in place of a handler that has to stop: its message is neither handled nor failed."""
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A handler in which some messages wait for others; calls this when the turn of one came."""
+
+    turn_came: Callable[[], None]
 
 
 class Task(NamedTuple):
-    """A message to be handled, and under which turn and for whose progress it may be."""
+    """A message to be handled, with the turn and the progress under which it was handed out."""
 
     owned: OwnedPartition
     turn: int
@@ -47,7 +61,7 @@ class Task(NamedTuple):
 
 
 class Runner:
-    """Runs a handler over what a consumer gets, until it is stopped."""
+    """Runs a handler over the messages of a consumer, until it is stopped."""
 
     def __init__(
         self,
@@ -57,6 +71,8 @@ class Runner:
         join: Callable[[], Member],
     ) -> None:
         self._handler = job.handler
+        if isinstance(self._handler, TakesTurns):
+            self._handler.turn_came = self._turn_came
         self._job = job
         self._retry = job.retry
         self._clock = clock
@@ -96,10 +112,14 @@ class Runner:
         return {self._member.name: self._member.health()}
 
     def run(self) -> None:
-        """Work until stopped; raises what made it stop by itself."""
-        member = self._member = self._join()
-        self._threads.start()
+        """Work until stopped; raises the error that made it stop by itself."""
         try:
+            member = self._member = self._join()
+        except BaseException:
+            self._close_dead_letters()
+            raise
+        try:
+            self._threads.start()
             self._dispatch(member)
         finally:
             self._end_run(member)
@@ -117,13 +137,13 @@ class Runner:
             except PxrsError as error:
                 if not error.retryable:
                     raise
-                # A store that is away for a while is waited for; others may have taken over then.
+                # Wait for a store that is away for a while; others may have taken over then.
                 self._pause()
             self._hurry_what_is_void(member)
             self._watch_the_clock(member)
 
     def _hurry_what_is_void(self, member: Member) -> None:
-        """End the waits of messages that are no longer ours for another attempt."""
+        """End the waits for another attempt of messages whose partition is not ours any more."""
         if member.table.version == self._seen_version:
             return
         self._seen_version = member.table.version
@@ -160,7 +180,7 @@ class Runner:
                 if delay is None:
                     self._schedule.done(key)
                 else:
-                    # One that is void by now was not parked when others were hurried.
+                    # A task that is void by now was not parked when others were hurried.
                     pause = delay if task.owned.turn == task.turn else 0.0
                     self._schedule.park(key, self._clock.monotonic() + pause)
                 self._turn.notify_all()
@@ -179,11 +199,13 @@ class Runner:
                 self._turn.wait(None if due is None else max(0.0, due - now))
 
     def _handle(self, task: Task) -> float | None:
-        """Handle one message; the delay after which to try it again, None if it is finished."""
+        """Handle one message; returns the delay until another attempt, None if it is finished."""
         assert self._member is not None
         message = task.message
+        if task.owned.turn != task.turn:
+            return None
         if not self._member.steps.alive:
-            # Renewed in time after all, or lost: then its turn is over too.
+            # Look again: the lease is renewed in time after all, or lost, and its turn over too.
             return _LOOK
         if (first := self._begin(task)) != "begun":
             return _LOOK if first == "waits" else None
@@ -195,7 +217,7 @@ class Runner:
             return _LOOK
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             if task.owned.turn != task.turn:
-                # It is somebody else's, or about to be: whoever is fenced fails for that reason.
+                # Another member owns it, or is about to: a fenced handler fails for that reason.
                 return None
             delay = self._failed(task, error)
             done = delay is None and self._threads.failure is None
@@ -205,10 +227,10 @@ class Runner:
         return None
 
     def _begin(self, task: Task) -> Literal["begun", "void", "waits"]:
-        """Note that a worker is at it; not if it is not ours or done, or can't be noted as done.
+        """Note that a worker begins it; not if it is not ours, is done, or can't be noted as done.
 
-        A claim has room for so many gaps: once they are too many, only the message that closes
-        the first one is begun.
+        A claim has room for a limited number of gaps: once there are too many, only the message
+        that closes the first one is begun.
         """
         assert self._member is not None
         progress, offset = task.progress, task.message.offset
@@ -220,6 +242,12 @@ class Runner:
             task.owned.working += 1
             self._member.steps.working_since[threading.get_ident()] = self._clock.monotonic()
             return "begun"
+
+    def _turn_came(self) -> None:
+        """The handler of this thread begins only now: `max_handler_time` counts from here."""
+        assert self._member is not None
+        with self._member.table.lock:
+            self._member.steps.working_since[threading.get_ident()] = self._clock.monotonic()
 
     def _end(self, task: Task, *, done: bool) -> None:
         assert self._member is not None
@@ -235,7 +263,7 @@ class Runner:
             self._member.background.wake()
 
     def _failed(self, task: Task, error: Exception) -> float | None:
-        """Count the failure: the delay until the next attempt, None when there is none."""
+        """Count the failure; returns the delay until the next attempt, None when there is none."""
         message = task.message
         place = _place(message)
         self._attempts[place] += 1
@@ -250,13 +278,17 @@ class Runner:
         if self._dead_letters is None:
             self._threads.fail_handler(what, error)
             return None
-        return self._bury(self._dead_letters, message, attempts, error)
+        return self._bury(self._dead_letters, task, attempts, error)
 
     def _bury(
-        self, letters: DeadLetters, message: Message, attempts: int, error: Exception
+        self, letters: DeadLetters, task: Task, attempts: int, error: Exception
     ) -> float | None:
-        """Write the dead letter. While the store is away its message counts as not handled."""
-        while True:
+        """Write the dead letter. While the store is away its message counts as not handled.
+
+        A letter whose fate is not known is written again: two of them are better than none.
+        """
+        message = task.message
+        while task.owned.turn == task.turn:
             try:
                 grave = letters.bury(message, self._job.group, attempts, error)
                 what = _describe(message, attempts, error)
@@ -264,17 +296,19 @@ class Runner:
                 return None
             except PxrsError as failure:
                 if isinstance(failure, TopicNotFound) and failure.topic == message.topic:
-                    # Deleted under us: the group is about to let go of it.
+                    # The topic was deleted: the group is about to release its partitions.
                     return _LOOK
-                if not failure.retryable:
+                if not _may_pass(failure):
                     self._threads.fail(failure)
                     return None
             if self._stopping:
                 return _LOOK
             self._pause()
+        # Another member handles the message now.
+        return None
 
     def _watch_the_clock(self, member: Member) -> None:
-        """A handler that takes longer than it may ends the run: a thread can't be killed."""
+        """End the run if a handler takes longer than it may: a thread can't be killed."""
         limit = self._job.max_handler_time
         if limit is None:
             return
@@ -284,7 +318,7 @@ class Runner:
             self._threads.fail(late)
 
     def _end_run(self, member: Member) -> None:
-        """Let the workers finish what they are at; what is only queued is left to others."""
+        """Let the workers finish their current messages; queued ones are left to other members."""
         self._stopping = True
         with self._turn:
             self._turn.notify_all()
@@ -294,8 +328,19 @@ class Runner:
             try:
                 member.close()
             finally:
-                if self._dead_letters is not None:
-                    self._dead_letters.close()
+                self._close_dead_letters()
+
+    def _close_dead_letters(self) -> None:
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+
+def _may_pass(failure: PxrsError) -> bool:
+    """Whether a dead letter that was not written may be written later."""
+    if isinstance(failure, DeliveryFailed):
+        cause = failure.__cause__
+        return cause is None or (isinstance(cause, PxrsError) and _may_pass(cause))
+    return failure.retryable or isinstance(failure, OutcomeUnknown)
 
 
 def _place(message: Message) -> tuple[str, int, int]:

@@ -1,13 +1,13 @@
 """SIGTERM and SIGINT mean: finish what is in hand, and end.
 
-They are heard while the main thread waits for a run or a listener. A handler that the program has
-installed itself is called, too, as if nobody else listened; only Python's defaults are not, which
-would end the program before it has finished. When nobody waits any more the program's handlers
-are back in their place.
+They are handled while the main thread waits for a run or a listener. A handler that the program
+has installed itself is called, too, as if pxrs had none; only Python's defaults are not, which
+would end the program before it has finished. When no wait is left, the program's handlers are
+restored.
 
 Python runs its handlers when the main thread goes on. A signal that comes just before that thread
-falls asleep is noticed when it wakes up: so whoever waits under `stop_on_signals` wakes up now and
-then, as `wait_awake` does.
+falls asleep is noticed when it wakes up: so a wait under `stop_on_signals` wakes up now and then,
+as `wait_awake` does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
 @contextmanager
 def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Have `stop` called, by another thread, when a signal comes during the block.
+    """Have another thread call `stop` when a signal comes during the block.
 
-    Blocks may overlap, as those of asyncio's tasks do. Only the main thread can listen to signals:
-    in any other one this does nothing.
+    Blocks may overlap, as those of asyncio's tasks do. Only the main thread can handle signals: in
+    any other one this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -46,7 +46,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
 
 def wait_awake(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-    """Wait by `wait(seconds)` until it is true, `timeout` seconds at most; whether it is.
+    """Call `wait(seconds)` until it is true, for `timeout` seconds at most; whether it is.
 
     The main thread wakes up now and then; others have no signals to notice.
     """
@@ -62,11 +62,11 @@ def wait_awake(wait: Callable[[float | None], bool], timeout: float | None) -> b
 
 
 class _Ears:
-    """Listens for all blocks that are open. Only the main thread calls this.
+    """Handles signals for all blocks that are open. Only the main thread calls this.
 
-    A second SIGINT does what it always does: somebody at a terminal will not wait. A second
+    A second SIGINT does what it always does: a user at a terminal will not wait. A second
     SIGTERM, or one after the other, changes nothing: one signal to a group of processes reaches
-    workers twice, as their parent tells them too.
+    workers twice, as their parent signals them, too.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Ears:
         if len(self._stops) == 1:
             while self._before:
                 number, before = self._before.popitem()
-                # What the program has installed meanwhile stays.
+                # A handler that the program has installed meanwhile stays.
                 if signal.getsignal(number) is self._hear:
                     signal.signal(number, before)
             self._heard.put(())
@@ -99,7 +99,7 @@ class _Ears:
 
     def _listen_to(self, number: int) -> None:
         before = signal.getsignal(number)
-        # One that was not installed by Python could not be put back: it is left alone.
+        # A handler that was not installed by Python could not be restored: it is left alone.
         if before is not None:
             self._before[number] = before
             signal.signal(number, self._hear)
@@ -108,7 +108,7 @@ class _Ears:
         before = self._before.get(number, signal.SIG_DFL)
         impatient = number == signal.SIGINT and self._interrupted
         self._interrupted |= number == signal.SIGINT
-        # A thread calls them: they need locks, which this one may hold. Putting needs none.
+        # Another thread calls them: they need locks, which this one may hold. `put` needs none.
         self._heard.put(tuple(self._stops))
         if callable(before) and before not in _DEFAULTS:
             before(number, frame)
@@ -117,7 +117,7 @@ class _Ears:
 
 
 def _stop_each(heard: SimpleQueue[tuple[Stop, ...]]) -> None:
-    """Call the stop functions for each signal, until no handler is left."""
+    """Call the stop functions for each signal, until no block is open."""
     while stops := heard.get():
         for stop in stops:
             stop()

@@ -1,9 +1,9 @@
 """Which workers of one process may have an item in hand: all of them, or one alone.
 
-An item whose holder died may have killed it, and may kill again: a suspect. Whatever its process
-has in hand beside it would lose a delivery then, and so would the suspect if it is innocent and
-another item kills. Deliveries are counted when an item is taken, not when its handler begins. So
-nobody waits here with an item in hand: a worker is alone first, and takes the suspect then.
+An item whose holder died may have killed it, and may kill again: a suspect. All items that its
+process has in hand beside it would lose a delivery then, and so would the suspect if it is innocent
+and another item kills. Deliveries are counted when an item is taken, not when its handler begins.
+So no worker waits here with an item in hand: it is alone first, and takes the suspect then.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Hashable
 
 from pxrs.clock import Clock
 
-# Whether somebody has come to hold nothing is not told: it is looked at so often, in seconds.
+# Seconds between checks whether the others hold nothing any more, of which no event comes.
 _LOOK_EVERY = 0.25
-# After so many seconds another process may have had the suspect: it is worth another look.
+# Seconds until another look: another process may have had the suspect by then.
 _LOOK_AGAIN = 1.0
 
 
 class Turns:
     """The turns of all listeners' workers under one object. Thread-safe.
 
-    Whoever has a turn says whether it holds anything: a handler that has gone on for too long has
-    lost its item, and nobody waits for it.
+    `holds` of a worker with a turn tells whether it holds anything: a handler that has gone on for
+    too long has lost its item, and no worker waits for it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -44,11 +44,12 @@ class Turns:
             return False
 
     def be_alone(self, who: Hashable, stopping: Callable[[], bool]) -> bool:
-        """Wait until no other has anything in hand; whether that is so, from now on.
+        """Wait until no other worker has anything in hand; returns whether the caller is alone now.
 
-        Whoever calls has a turn and nothing in hand. If it is not so after a while it has its turn
-        as before, to look whether it still wants to be alone: until it says `share` or `end`
-        nobody else begins, or the others might take turns for ever. If it is stopping it has none.
+        The caller has a turn and nothing in hand. If it is not alone after a while it has its turn
+        as before, to check whether it still wants to be alone: until it calls `share` or `end` no
+        other worker begins, or the others might take turns for ever. If it is stopping it has no
+        turn.
         """
         with self._changed:
             holds = self._holds.pop(who)
@@ -68,12 +69,12 @@ class Turns:
             return False
 
     def share(self, who: Hashable) -> None:
-        """It need not be alone any more, nor wants to be."""
+        """Stop being alone, or waiting for it; the turn goes on."""
         with self._changed:
             self._forget(who)
 
     def end(self, who: Hashable) -> None:
-        """Its turn is over, if it had one: it has nothing in hand."""
+        """End the turn, if there is one: the worker has nothing in hand."""
         with self._changed:
             self._holds.pop(who, None)
             self._forget(who)

@@ -1,13 +1,13 @@
 """Messages that kill the process that handles them: tried alone, counted, put aside.
 
-A handler that crashes its process raises nothing, so nobody would count its attempts. Each worker
+A handler that crashes its process raises nothing, so its attempts would not be counted. Each worker
 process notes on a board, in memory that it shares with its parent, what is in hand. When it dies,
-everything on its board is suspect: the parent tells all worker processes, also those that live and
-may get these messages next. A suspect is handled while its process handles nothing else, so that
-if it kills again it has killed alone.
+everything on its board is suspect: the parent notifies all worker processes, also those that live
+and may get these messages next. A suspect is handled while its process handles nothing else, so
+that if it kills again it has killed alone.
 
-Only a death with one message in hand is counted, for that message: whoever was in hand beside a
-killer is never blamed, whichever processes die with both before they hear of the first death.
+Only a death with one message in hand is counted, for that message: a message in hand beside a
+killer is never blamed, whichever processes die with both before they learn of the first death.
 After as many counted deaths as it has attempts its handler is not called any more: it fails, and
 goes the way of those.
 """
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from pxrs.decoding import Decoder
+from pxrs.codec.messages import Decoder
 from pxrs.errors import HandlerFailed
 from pxrs.types import Message, Position
 
@@ -30,14 +30,14 @@ _HEAD = struct.Struct("=IIqH")
 _NUMBER = struct.Struct("=I")
 _NAME = 1024
 _SLOT = _HEAD.size + _NAME
-# Somebody else may have killed the process the first time: an operator, the out-of-memory killer.
+# The first death may have another cause: an operator, the out-of-memory killer.
 _FEWEST_DEATHS = 2
-# How many deaths a process can miss before it does not hear of all of them.
+# How many deaths a process can fall behind before it misses some of them.
 _LATEST = 64
 
 
 class _Slots:
-    """Shared memory for so many messages, each with a number that says something about it."""
+    """Shared memory for `count` messages, each with a number about it."""
 
     def __init__(self, context: SpawnContext, count: int) -> None:
         self._memory: Any = context.RawArray("B", count * _SLOT)
@@ -96,10 +96,10 @@ class News:
         return int(self._written.value)
 
     def write(self, place: Position, deaths: int) -> None:
-        """Tell that a message was in hand at a death, and how many are put down to it."""
+        """Publish that a message was in hand at a death, and how many deaths are put down to it."""
         written = self.written
         self._slots.write(written % _LATEST, deaths, place)
-        # Last, so that whoever sees the number finds the entry.
+        # Last, so that a process that sees the number finds the entry.
         self._written.value = written + 1
 
     def since(self, read: int, written: int) -> dict[Position, int]:
@@ -110,7 +110,7 @@ class News:
 
 
 class SuspectMessages:
-    """In the parent: which messages were in hand when a worker process died.
+    """In the parent: the messages that were in hand when a worker process died.
 
     A suspect has an entry: how many processes have died with it and nothing else in hand.
     """
@@ -139,7 +139,7 @@ class SuspectMessages:
         )
 
     def count(self, number: int) -> list[Position]:
-        """Suspect what was in hand when this worker died; what that was."""
+        """Suspect the messages that were in hand when this worker died, and return them."""
         found = self._boards[number].in_hand()
         for place in found:
             deaths = self._suspects.get(place, 0) + (1 if len(found) == 1 else 0)
@@ -149,9 +149,9 @@ class SuspectMessages:
 
 
 class Watched:
-    """In a worker process: a handler that notes what it is at, and knows what is suspect.
+    """In a worker process: a handler that notes its message, and knows which are suspect.
 
-    It decodes, too: what kills there is in hand by then.
+    It decodes, too: a message that kills while it is decoded is in hand by then.
     """
 
     def __init__(
@@ -175,6 +175,8 @@ class Watched:
         self._turn = threading.Condition()
         self._free = list(range(board.threads))
         self._alone = False
+        # Called once a message has its turn: the wait for it is no time of the handler's.
+        self.turn_came: Callable[[], None] = _nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Watched, self._told
@@ -182,6 +184,7 @@ class Watched:
     def __call__(self, message: Message) -> Any:
         place = Position(message.topic, message.partition, message.offset)
         with self._thread(place) as thread:
+            self.turn_came()
             self._board.begin(thread, place)
             try:
                 return self._handler(self._decoder.deserialize(message))
@@ -190,7 +193,7 @@ class Watched:
 
     @contextmanager
     def _thread(self, place: Position) -> Iterator[int]:
-        """A number for this thread; for a suspect once the others have finished."""
+        """A number for this thread; for a suspect, after waiting until the others have finished."""
         with self._turn:
             self._turn.wait_for(lambda: self._free and not self._alone)
             alone = self._is_suspect(place)
@@ -218,3 +221,7 @@ class Watched:
                 f"{deaths} worker processes have died with this message in hand and no other"
             )
         return deaths is not None
+
+
+def _nothing() -> None:
+    """Stands for a runner that measures no handlers."""

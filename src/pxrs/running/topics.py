@@ -12,9 +12,9 @@ import msgspec
 
 from pxrs import topics
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder
 from pxrs.config import SUFFIX, DeadLetter
 from pxrs.consuming.reader import Reader
-from pxrs.decoding import Decoder
 from pxrs.errors import InvalidRequest, OffsetOutOfRange, TopicNotFound
 from pxrs.running.dead_letters import Death, without_origin
 from pxrs.serde import Serde
@@ -80,7 +80,7 @@ class Topics(topics.Topics):
         serde: Serde[Read] | None = None,
         key_serde: Serde | None = None,
     ) -> Sequence[DeadMessage[Read]]:
-        """Messages of `topic` that a run has given up and nobody has sent back, oldest first.
+        """Messages of `topic` that a run has given up and that were not sent back, oldest first.
 
         A run with `on_failure=DeadLetter("failures")` writes to a topic of that name: pass the same
         `DeadLetter("failures")` as `topic`. `error` is a part of its error, `dead_for` the least
@@ -101,9 +101,9 @@ class Topics(topics.Topics):
         return list(islice(found, limit))
 
     def redrive(self, topic: str | DeadLetter, *, to: str | None = None) -> int:
-        """Send the dead letters of `topic` back to where they came from, or all to `to`; how many.
+        """Send dead letters of `topic` back to where they came from, or all to `to`; how many.
 
-        For `topic` see `dead`. Each letter is sent back once: those that were are behind the
+        For `topic` see `dead`. Each letter is sent back once: those that were are below the
         checkpoint of the group `<dead-letter topic>.redrive`. Letters that come meanwhile are left
         for the next time.
         """
@@ -155,7 +155,7 @@ class Topics(topics.Topics):
 
 
 def _read(reader: Reader, partition: int, start: int, end: int) -> Iterator[Message]:
-    """The messages of a partition in `[start, end)`, without what retention removes meanwhile."""
+    """The messages of a partition in `[start, end)`, without those that retention removes."""
     while start < end:
         try:
             found = reader.read(partition, start, min(1000, end - start))
@@ -172,7 +172,9 @@ def _read(reader: Reader, partition: int, start: int, end: int) -> Iterator[Mess
 
 def _shown(letter: Message, death: Death, decoder: Decoder) -> DeadMessage:
     headers = tuple(without_origin(letter))
-    with suppress(Exception):  # what can't be read is shown as it is: that may be why it died
+    with suppress(
+        Exception
+    ):  # a value that can't be decoded is shown as bytes: that may be why it died
         letter = decoder.deserialize(letter)
     return DeadMessage(
         topic=death.topic,

@@ -1,4 +1,4 @@
-"""Appends the batches of all connections, as many as wait in one commit of the log."""
+"""Appends the raw batches of all connections; those that wait share one commit of the log."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Waiting(NamedTuple):
 
 
 class Appends:
-    """Batches that clients made themselves. Used by one event loop.
+    """Appends batches that clients encoded themselves. Used by one event loop.
 
-    A batch is tried once: whoever sent it under a producer id may send it again, and the log
-    recognises it. While one commit runs the others wait, and share the next one.
+    A batch is tried once: a client that sent it under a producer id may send it again, and the log
+    recognises the repeat. While one commit runs, other batches wait and share the next one.
     """
 
     def __init__(self, log: LogStore, threads: Threads, most_waiting: int) -> None:
@@ -39,7 +39,7 @@ class Appends:
         self._task: asyncio.Task[None] | None = None
 
     async def append(self, append: Append) -> Appended:
-        """Append one batch durably; raises what the log says of it."""
+        """Append one batch durably; raises the log's error if it refuses the batch."""
         size = len(append.batch.data)
         if self._bytes and self._bytes + size > self._most_waiting:
             raise BufferFull(
@@ -60,7 +60,7 @@ class Appends:
             self._task = None
 
     def _next_round(self) -> list[_Waiting]:
-        """Those that go into one commit; a log remembers only so many batches of a producer."""
+        """The batches of one commit; a log remembers only `WINDOW` batches of a producer."""
         taken: list[_Waiting] = []
         left: deque[_Waiting] = deque()
         counts: Counter[LogPartition] = Counter()
@@ -73,7 +73,7 @@ class Appends:
                 taken.append(waiting)
                 size += len(waiting.append.batch.data)
             else:
-                # Later ones of its partition must not overtake it.
+                # Later batches of its partition must not overtake it.
                 counts[where] = WINDOW
                 left.append(waiting)
         self._waiting = left

@@ -8,6 +8,7 @@ watch wakes it, and wakes the fetches whose partition has grown.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,28 +19,31 @@ from pxrs.server.limits import MOST_WATCHED_TOPICS, check_room
 from pxrs.stores.api import LogStore
 from pxrs.types import Bounds, LogPartition, Topic
 
-# A topic that no fetch waits for keeps its watch for so long: the next fetch may come soon.
+# A topic that no fetch waits for keeps its watch this long: the next fetch may come soon.
 _IDLE = 5.0
 # How long a watch that failed pauses; the fetches that waited with it have gone to the store.
 _PAUSE = 1.0
+_LOG = logging.getLogger("pxrs.serve")
 
 
 class Arrival:
     """One fetch that waits for messages at or after an offset."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, seconds: float) -> None:
         self.offset = offset
-        self._woken = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.deadline = loop.time() + seconds
+        self._woken = loop.create_future()
 
     def wake(self) -> None:
         """End the wait. On the event loop."""
         if not self._woken.done():
             self._woken.set_result(None)
 
-    async def wait(self, seconds: float) -> None:
-        """Return when there may be messages, or after so many seconds."""
+    async def wait(self) -> None:
+        """Return when there may be messages, or when its time is over."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(self.deadline):
                 await self._woken
 
 
@@ -52,9 +56,14 @@ class Arrivals:
         self._closed = False
 
     @asynccontextmanager
-    async def expect(self, topic: Topic, partition: int, offset: int) -> AsyncIterator[Arrival]:
-        """Register a fetch; an append that commits inside the block wakes it."""
-        arrival = Arrival(offset)
+    async def expect(
+        self, topic: Topic, partition: int, offset: int, seconds: float
+    ) -> AsyncIterator[Arrival]:
+        """Register a fetch for `seconds`; an append that commits inside the block wakes it.
+
+        If the store arms no watch in that time, the fetch only waits.
+        """
+        arrival = Arrival(offset, seconds)
         if self._closed:
             arrival.wake()
             yield arrival
@@ -65,7 +74,9 @@ class Arrivals:
             watch = self._topics[topic.id] = _TopicWatch(self._log, topic, self._end_idle)
         watch.waiting[partition].add(arrival)
         try:
-            await asyncio.shield(watch.armed)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(arrival.deadline):
+                    await asyncio.shield(watch.armed)
             yield arrival
         finally:
             watch.waiting[partition].discard(arrival)
@@ -85,7 +96,7 @@ class Arrivals:
         self._topics.clear()
 
     def _end_idle(self, watch: _TopicWatch) -> bool:
-        """Ends a watch that no fetch waits for; says whether it did."""
+        """Ends a watch that no fetch waits for; returns whether it did."""
         if any(watch.waiting.values()):
             return False
         self._topics.pop(watch.topic_id, None)
@@ -107,6 +118,7 @@ class _TopicWatch:
         self._end_idle = end_idle
         self._closed = threading.Event()
         self._wake_up: Callable[[], None] = self._closed.set
+        self._is_rearmed = False
         threading.Thread(target=self._run, name="pxrs-arrivals", daemon=True).start()
 
     def close(self) -> None:
@@ -118,8 +130,11 @@ class _TopicWatch:
         while not self._closed.is_set():
             try:
                 self._follow()
-            except PxrsError:
-                # The fetches that wait ask the store themselves, and tell their clients.
+            except Exception as error:  # noqa: BLE001 - a thread that dies in silence is worse
+                # Fetches would go on registering with a watch that nothing wakes any more.
+                if not isinstance(error, PxrsError):
+                    _LOG.exception("a watch on topic %s failed", self.topic_id)
+                # The fetches that wait ask the store themselves, and report its error.
                 self._on_loop(self._wake_all)
                 self._closed.wait(_PAUSE)
                 if self._ask_loop(self._end_idle):
@@ -129,6 +144,10 @@ class _TopicWatch:
         watch = self._log.watch(*self._places)
         try:
             self._wake_up = watch.wake
+            if self._is_rearmed:
+                # Fetches that came while no watch was armed took the former one for armed.
+                self._on_loop(self._wake_grown, self._log.bounds(self.topic_id))
+            self._is_rearmed = True
             self._on_loop(self._note_armed)
             while not self._closed.is_set():
                 if watch.wait(_IDLE):
@@ -136,6 +155,7 @@ class _TopicWatch:
                 elif self._ask_loop(self._end_idle):
                     return
         finally:
+            self._wake_up = self._closed.set
             watch.close()
 
     # On the event loop
@@ -146,9 +166,10 @@ class _TopicWatch:
 
     def _wake_grown(self, bounds: Mapping[int, Bounds]) -> None:
         for partition, arrivals in self.waiting.items():
-            end = bounds[partition].end
+            held = bounds.get(partition)
             for arrival in arrivals:
-                if arrival.offset < end:
+                # The fetch itself reports a partition that is not there any more.
+                if held is None or arrival.offset < held.end:
                     arrival.wake()
 
     def _wake_all(self) -> None:
@@ -160,7 +181,7 @@ class _TopicWatch:
     # From the thread
 
     def _on_loop(self, call: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed: no fetch waits any more
             self._loop.call_soon_threadsafe(call, *args)
 
     def _ask_loop(self, question: Callable[[_TopicWatch], bool]) -> bool:

@@ -1,8 +1,8 @@
-"""This node among others: nodes are a group that shares 64 slots, by the same claims as any group.
+"""The cluster of nodes: a group that shares 64 slots, by the same claims as any group.
 
 A group's name hashes to a slot, and so does a partition; the node that owns the slot leads it.
 Leadership gives clients one place to talk to, and nothing more: what is written is fenced in the
-store, so a node that believes to lead what it lost can do no harm.
+store, so a node that still believes it leads a slot it has lost can do no harm.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xxhash import xxh64_intdigest
 from pxrs.core.assign import assignor
 from pxrs.core.claims import OwnedClaim
 from pxrs.core.group import Rules
+from pxrs.core.kv import shard_of, slot_of_shard
 from pxrs.core.records import (
     Claim,
     GroupTopic,
@@ -30,7 +31,7 @@ from pxrs.core.records import (
     members_prefix,
 )
 from pxrs.core.routing import SLOTS
-from pxrs.errors import ConfigError, Displaced, PxrsError
+from pxrs.errors import ConfigError, Displaced, NotLeader, PxrsError
 from pxrs.groups.membership import MemberSettings, Membership
 from pxrs.groups.owned_claims import Mark, OwnedClaims
 from pxrs.groups.snapshot import GroupReader, Snapshot
@@ -51,7 +52,7 @@ _LOG = logging.getLogger("pxrs.serve")
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node that is there. `number` is its own for ever, for clients that want one.
+    """A live node. `number` is its own for ever, for clients that know nodes by number.
 
     `grpc_address` is empty if it does not serve gRPC.
     """
@@ -67,14 +68,14 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """Which nodes there are and which one leads each slot. `epoch` rises with every change."""
+    """The live nodes and which one leads each slot. `epoch` rises with every change."""
 
     epoch: int = 0
     nodes: tuple[NodeInfo, ...] = ()
     slots: tuple[str | None, ...] = (None,) * SLOTS
 
     def leader_of(self, slot: int) -> NodeInfo | None:
-        """The node that leads the slot; None while nobody does."""
+        """The node that leads the slot; None while no node does."""
         name = self.slots[slot]
         return next((node for node in self.nodes if node.name == name), None)
 
@@ -106,7 +107,7 @@ class Cluster:
         self._listeners: list[Callable[[ClusterView], object]] = []
         self._numbers: dict[str, int] = {}
         self.view = ClusterView()
-        # Whether another node has taken its name.
+        # Whether another node has taken this one's name.
         self.is_displaced = False
         self._thread = threading.Thread(target=self._run, name="pxrs-cluster", daemon=True)
 
@@ -139,9 +140,9 @@ class Cluster:
         self._thread.start()
 
     def _await_name(self) -> None:
-        """Wait until no other node has this name; one that died has it until its session ends.
+        """Wait until no other node has this name; a dead node has it until its session ends.
 
-        A node at the same address can't be another one: this one listens there.
+        A record with this node's address is not another node's: this one listens there.
         """
         key = member_key(_NODES, self._name)
         coord, clock = self._context.coord, self._context.clock
@@ -161,6 +162,17 @@ class Cluster:
     def leader_of(self, key: str) -> NodeInfo | None:
         """The node that leads a group's name or a partition."""
         return self.view.leader_of(slot_of(key))
+
+    def other_leader_of(self, key: bytes) -> NodeInfo | None:
+        """The other node that leads a key of `px.kv`; None if this one does, or none."""
+        leader = self.view.leader_of(slot_of_shard(shard_of(key)))
+        return None if leader is None or leader.name == self._name else leader
+
+    def refuse_led_elsewhere(self, key: bytes) -> None:
+        """Raises `NotLeader` if another node leads the key."""
+        leader = self.other_leader_of(key)
+        if leader is not None:
+            raise NotLeader(key, leader.name, leader.address)
 
     @property
     def here(self) -> NodeInfo:
@@ -244,12 +256,12 @@ class Cluster:
 
 
 def _grpc_address(member: MemberRecord) -> str:
-    """Where a node serves gRPC, as its record says what it is to clients."""
+    """Where a node serves gRPC, from the `client` field of its member record."""
     return member.client.removeprefix(_GRPC) if member.client.startswith(_GRPC) else ""
 
 
 def number_of(coord: CoordStore, name: str) -> int:
-    """A node's number: given once, from 1 on, and never to another one."""
+    """A node's number: counted from 1, given once, and never to another node."""
     while True:
         if (found := coord.get(_NUMBERS + name)) is not None:
             return int(found.value)
@@ -273,7 +285,7 @@ class _SlotTopic:
 
 
 class _SlotWork:
-    """Nothing is worked on in a slot: it is released as soon as it is meant for another node."""
+    """The work in slots, which is none: a slot is released as soon as another node is to own it."""
 
     def __init__(self) -> None:
         self._owned: set[TopicPartition] = set()

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from pxrs.aio.app import Pxrs
-from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, shard_of, slot_of_shard
+from pxrs.core.kv import SHARDS, Change, KeyBatch, Written, slot_of_shard
 from pxrs.errors import BufferFull
 from pxrs.kv.store import KeyValues
 from pxrs.kv.timers import Timers
-from pxrs.server.cluster import Cluster, ClusterView, NodeInfo
-from pxrs.server.groups.service import HeldElsewhere
+from pxrs.server.cluster import Cluster, ClusterView
 from pxrs.stores.api import TellsTime
 from pxrs.types import Entry, Version
 
@@ -25,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Together(Generic[Work, Answer]):
-    """Hands what came meanwhile to one call in a thread. Used by one event loop."""
+    """Hands all requests that came during one call to the next, in a thread. For one event loop."""
 
     def __init__(
         self, px: Pxrs, do: Callable[[Sequence[Work]], Sequence[Answer | BaseException]]
@@ -51,7 +50,7 @@ class Together(Generic[Work, Answer]):
                 works = [work for work, _ in batch]
                 try:
                     answers = await self._call(partial(self._do, works))
-                except Exception as error:  # noqa: BLE001 - told to each of them
+                except Exception as error:  # noqa: BLE001 - each request gets it
                     answers = [error] * len(batch)
                 for (_, future), answer in zip(batch, answers, strict=True):
                     _settle(future, answer)
@@ -71,8 +70,8 @@ def _settle(future: asyncio.Future[Answer], answer: Answer | BaseException) -> N
 class KeyService:
     """Puts, gets and deletes for clients, on the node that leads the key. Used by one event loop.
 
-    Any node could do it: the fence is in the store. But nodes that write to one shard in turns
-    conflict, so each key has one that does.
+    Any node could do this: the fence is in the store. But nodes that take turns writing to one
+    shard conflict, so each key has one node that writes it.
     """
 
     def __init__(self, px: Pxrs, cluster: Cluster) -> None:
@@ -88,12 +87,12 @@ class KeyService:
         self.lead(cluster.view)
 
     def close(self) -> None:
-        """Stop looking after what expires. Blocks for a moment."""
+        """Stop deleting values that expire. Blocks for a moment."""
         if self._timers is not None:
             self._timers.close()
 
     def lead(self, view: ClusterView) -> None:
-        """Take note of who leads what: the first write to a shard gained raises its term."""
+        """Note which node leads which slot: the first write to a shard gained raises its term."""
         name = self._cluster.here.name
         led = frozenset(slot for slot, leader in enumerate(view.slots) if leader == name)
         gained, lost = led - self._led, self._led - led
@@ -106,16 +105,6 @@ class KeyService:
                 for slots in (gained, lost)
             )
         )
-
-    def leader_of(self, key: bytes) -> NodeInfo | None:
-        """The node that leads the key; None while nobody does."""
-        return self._cluster.view.leader_of(slot_of_shard(shard_of(key)))
-
-    def refuse_elsewhere(self, key: bytes) -> None:
-        """Raises `HeldElsewhere` if another node leads the key."""
-        leader = self.leader_of(key)
-        if leader is not None and leader.name != self._cluster.here.name:
-            raise HeldElsewhere(leader.address)
 
     async def put(
         self,
@@ -143,17 +132,17 @@ class KeyService:
         ttl: float | None,
         idempotency_key: str | None,
     ) -> Change:
-        """What `put` writes, checked."""
+        """The change that `put` writes, checked."""
         return self._keys._put_change(key, value, if_match, ttl, idempotency_key)
 
     def delete_change(
         self, key: bytes, if_match: Version | None, idempotency_key: str | None
     ) -> Change:
-        """What `delete` writes, checked."""
+        """The change that `delete` writes, checked."""
         return self._keys._delete_change(key, if_match, idempotency_key)
 
     async def write(self, change: Change) -> Written:
-        """Makes a write that was checked, together with others."""
+        """Writes a checked change, in one commit with others that wait."""
         return await self._write(change)
 
     async def get(self, key: bytes, consistency: str = "lease") -> Entry | None:
@@ -170,6 +159,6 @@ class KeyService:
         for key, consistency in wanted:
             try:
                 found.append(self._keys.get(key, consistency=consistency))
-            except Exception as error:  # noqa: BLE001 - told to whoever asked
+            except Exception as error:  # noqa: BLE001 - the request gets it
                 found.append(error)
         return found

@@ -23,9 +23,9 @@ from pxrs.server.limits import MOST_LEASED_ITEMS, MOST_LEASES, check_room
 
 T = TypeVar("T")
 
-# Kept a little longer than its items: a commit that comes just too late is told so by the store.
+# A lease is kept a little longer than its items: the store then refuses a commit just too late.
 _GRACE = 1.0
-# Once the items of a lease have so many bytes, about, no more are taken.
+# Once the items of a lease have about this many bytes, it takes no more.
 _MOST_BYTES = 8 * 2**20
 _FIRST_ITEMS = 10
 
@@ -35,9 +35,9 @@ class LeaseLost(Fenced):
 
 
 class Lease:
-    """Items in the hands of a remote worker. One request at a time works on it.
+    """Items that a remote worker holds. One request at a time works on it.
 
-    The client has what is in them; only how many there are is kept here.
+    The client has their contents; only their number is kept here.
     """
 
     def __init__(self, name: str, owner: str, work: UnitOfWork[Any], count: int) -> None:
@@ -70,9 +70,9 @@ class Leases:
     async def take(
         self, queue: str, count: int, seconds: float, wait: float, retry: Backoff, owner: str
     ) -> Leased | None:
-        """Take up to so many items, waiting for the first; None if none came.
+        """Take up to `count` items, waiting for the first; None if none came.
 
-        There are fewer if they are large, or if the node holds as many as it can.
+        Takes fewer if they are large, or if the node is near its limit.
         """
         check_room("leases", len(self._leases), MOST_LEASES)
         check_room("items under leases", self._items, MOST_LEASED_ITEMS)
@@ -94,7 +94,7 @@ class Leases:
     async def _take(
         self, work: UnitOfWork[Any], queue: str, count: int, wait: float, **how: Any
     ) -> list[Item[Any]]:
-        """A few items first: their sizes say how many more will fit."""
+        """Takes a few items first: their sizes show how many more will fit."""
         items: list[Item[Any]] = []
         size, largest, piece = 0, 1, _FIRST_ITEMS
         while True:
@@ -108,7 +108,7 @@ class Leases:
             piece = max(1, (_MOST_BYTES - size) // largest)
 
     async def extend(self, name: str, owner: str, seconds: float) -> None:
-        """Hold the items for so many seconds from now."""
+        """Hold the items for `seconds` from now."""
         lease = self._find(name, owner)
         async with lease.lock:
             self._refuse_ended(lease)
@@ -116,7 +116,7 @@ class Leases:
             self._expire_in(lease, seconds)
 
     async def release(self, name: str, owner: str, error: str) -> None:
-        """Give the items back: to be delivered again, or dead if that was their last time."""
+        """Give the items back: they are delivered again, or dead after their last attempt."""
         lease = self._find(name, owner)
         async with lease.lock:
             self._refuse_ended(lease)
@@ -146,11 +146,11 @@ class Leases:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many leases there are."""
         return len(self._leases)
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Give the items of all leases back."""
         for lease in list(self._leases.values()):
             self._forget(lease)
             with suppress(PxrsError):
@@ -169,7 +169,7 @@ class Leases:
             raise LeaseLost("the lease has ended; take the items again")
 
     def _elsewhere(self, name: str) -> Exception:
-        """A lease of another node that is there is asked for there; any other one is over."""
+        """The error for a lease that is not here: `HeldElsewhere` if a live node has it."""
         _, _, place = name.partition(".")
         with suppress(ValueError):
             address = bytes.fromhex(place).decode()

@@ -1,4 +1,4 @@
-"""How much one node holds for its clients; past that they are told to come again, or elsewhere."""
+"""How much one node holds for its clients; past that, they retry later or on another node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_GROUPS = 1000
 MOST_WATCHED_TOPICS = 500
 MOST_MEMBERS = 10_000
 MOST_LEASES = 10_000
-# Of each the node knows its queue and its number: about 300 bytes.
+# For each the node keeps its queue and its number: about 300 bytes.
 MOST_LEASED_ITEMS = 500_000
 # Files that the store, the logs and the connections to other nodes need.
 _OWN_FILES = 200
@@ -27,15 +27,16 @@ class NodeFull(BufferFull):
 
 
 def check_room(what: str, count: int, most: int) -> None:
-    """Raises `NodeFull` if there are so many already."""
+    """Raises `NodeFull` if `count` has reached `most`."""
     if count >= most:
         raise NodeFull(f"this node has {count} {what}, its limit; try again later or another node")
 
 
 def fit_open_files(settings: ServeSettings) -> ServeSettings:
-    """The settings with as many connections as the process may have open files.
+    """The settings with no more connections than the process may have open files.
 
-    It takes all that it may. The store must not be without a file because clients have them all.
+    Raises the soft limit as far as needed and allowed. Clients must not take all files: the store
+    needs some.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ports = 2 if settings.grpc_listen else 1

@@ -17,7 +17,7 @@ from pxrs.codec.batches import (
     encode,
     read_batch,
 )
-from pxrs.decoding import Decoder, cut, messages_of
+from pxrs.codec.messages import cut, in_memory, messages_of
 from pxrs.errors import DamagedBatch, InvalidRequest, OffsetOutOfRange, TopicNotFound
 from pxrs.producing.records import Checks, check_partition
 from pxrs.server.appends import Appends
@@ -25,7 +25,7 @@ from pxrs.server.arrivals import Arrivals
 from pxrs.server.metrics import Metrics
 from pxrs.server.sends import Pair, Placed, Record, Sends
 from pxrs.server.settings import ServeSettings
-from pxrs.topics import named
+from pxrs.topics import named, offset_at
 from pxrs.types import (
     Append,
     Appended,
@@ -40,18 +40,18 @@ from pxrs.types import (
 
 T = TypeVar("T")
 
-# What one call asks the log for. Decoding a megabyte at once would hold up everybody else.
+# Bytes that one call asks the log for. Decoding a megabyte at once would hold up other requests.
 _PIECE = 64 * 2**10
 _CACHED_BYTES = 32 * 2**20
-# A page ends after the message that takes it over this, decompressed.
+# A page ends after the message with which it exceeds this size, decompressed.
 _PAGE_BYTES = 8 * 2**20
 _LAST_OFFSET = 2**63 - 1
-# How often a page asks the log: as often as a page of such pieces may take, and some more.
+# How often a page may ask the log: twice as often as a full page of such pieces has to.
 _MOST_PIECES = 2 * _PAGE_BYTES // _PIECE
 
 
 class ProducerState(NamedTuple):
-    """Makes a produce request idempotent: the log recognises one that comes again."""
+    """Makes a produce request idempotent: the log recognises a repeat."""
 
     id: int
     epoch: int
@@ -82,7 +82,7 @@ class Messages:
     def __init__(self, px: Pxrs, settings: ServeSettings, metrics: Metrics) -> None:
         self._px = px
         self._metrics = metrics
-        # With the rows of virtual topics.
+        # This log also reads the rows of virtual topics.
         self._log = px._blocking._stores.log
         self._call = px._threads.call
         self._producer = px.producer(
@@ -116,7 +116,7 @@ class Messages:
     async def produce_pairs(self, topic: str, pairs: list[Pair]) -> list[Placed]:
         """`produce` for records that have a key and a value and nothing else: much cheaper.
 
-        All of them together must be smaller than a message may be: they are not looked at.
+        All of them together must be smaller than a message may be: their sizes are not checked.
         """
         return await self._produced(topic, lambda _: self._sends.pairs(topic, pairs))
 
@@ -149,7 +149,7 @@ class Messages:
         return await self._append(topic, partition, batch)
 
     async def append(self, topic: str, partition: int, data: bytes) -> Appended:
-        """Append one record batch that the client encoded, once it was found to be whole."""
+        """Append one record batch that the client encoded, after checking that it is intact."""
         check_partition(await self._topic(topic), partition)
         batch = await self._call(partial(read_batch, data, self._max_body))
         return await self._append(topic, partition, batch)
@@ -160,7 +160,8 @@ class Messages:
                 topic,
                 lambda it: self._appends.append(Append(LogPartition(it.id, partition), batch)),
             )
-        self._metrics.count(names.PRODUCED, topic, by=batch.count)
+        if not done.duplicate:
+            self._metrics.count(names.PRODUCED, topic, by=batch.count)
         return done
 
     def _check(self, topic: Topic, record: Record) -> None:
@@ -189,7 +190,7 @@ class Messages:
     async def fetch_raw(
         self, topic: str, partition: int, offset: int, most_bytes: int, wait: float = 0.0
     ) -> RawPage:
-        """Batches from the one that holds `offset` on, about `most_bytes`; waits as `fetch`."""
+        """About `most_bytes` of batches, from the one that has `offset`; waits as `fetch` does."""
 
         def look(found: Topic) -> RawPage:
             if found.source is not None:
@@ -208,9 +209,8 @@ class Messages:
         """Per partition, the offset of the first message of that time (ms) or later."""
 
         def look(found: Topic) -> dict[int, int | None]:
-            decoder = Decoder()
             return {
-                number: decoder.offset_at(
+                number: offset_at(
                     self._log,
                     LogPartition(found.id, number),
                     Fence(found.name, number, 0),
@@ -230,7 +230,7 @@ class Messages:
         look: Callable[[Topic], T],
         found_any: Callable[[T], object],
     ) -> T:
-        """Looks at once, and once more when something has come or the time is over."""
+        """Looks at once, and once more when messages have come or the time is over."""
         if not 0 <= offset <= _LAST_OFFSET:
             raise InvalidRequest(f"offset must be 0 or more, got {offset}")
 
@@ -239,17 +239,17 @@ class Messages:
             page = await self._call(partial(look, found))
             if found_any(page) or wait <= 0:
                 return page
-            async with self._arrivals.expect(found, partition, offset) as arrival:
+            async with self._arrivals.expect(found, partition, offset, wait) as arrival:
                 page = await self._call(partial(look, found))
                 if found_any(page):
                     return page
-                await arrival.wait(wait)
+                await arrival.wait()
             return await self._call(partial(look, found))
 
         return await self._in_topic(topic, poll)
 
     def _read(self, topic: Topic, partition: int, offset: int, most: int) -> Page:
-        """Decodes no more batches than are answered. In a thread."""
+        """Decodes no more batches than the answer needs. Runs in a thread."""
         where, fence = LogPartition(topic.id, partition), Fence(topic.name, partition, 0)
         found: list[Message] = []
         size, position = 0, offset
@@ -341,8 +341,8 @@ class _DecodedBatches:
         with self._lock:
             if key not in self._batches:
                 self._batches[key] = messages, size
-                self._bytes += size
+                self._bytes += in_memory(messages, size)
             while self._bytes > self._most:
-                _, (_, oldest) = self._batches.popitem(last=False)
-                self._bytes -= oldest
+                _, oldest = self._batches.popitem(last=False)
+                self._bytes -= in_memory(*oldest)
         return messages, size

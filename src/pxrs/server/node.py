@@ -1,4 +1,4 @@
-"""One node of `pxrs serve`: opens the store, listens, and stops when it is told to."""
+"""One node of `pxrs serve`: opens the store, listens, and stops on request."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from pxrs.server.rpc.server import GrpcServer
 
 _LOG = logging.getLogger("pxrs.serve")
-# How often the store is asked whether it answers, when nobody else asks.
+# How often the node checks that the store answers, and how long it waits for the answer.
 _CHECK_STORE = 5.0
+# Likewise while it can't.
+_CHECK_SOON = 1.0
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -83,7 +85,7 @@ class Node:
         self._store_trouble = "the store was not reached yet"
 
     def stop(self) -> None:
-        """Finish what is under way and end. On the event loop."""
+        """Finish the requests under way and end. On the event loop."""
         self._stop.set()
 
     async def serve(self, started: Callable[[Endpoint], None] | None = None) -> None:
@@ -153,7 +155,7 @@ class Node:
             dmq = Dmq(groups, cluster, timeout)
             wire = DmqWire(
                 px, messages, groups, SYSTEM_CLOCK, cluster, timeout, self._settings.max_wait,
-                self._notice, guard,
+                self._notice, guard, self._scheme,
             )  # fmt: skip
             leases = Leases(px, cluster, address)
             keys = KeyService(px, cluster)
@@ -162,7 +164,7 @@ class Node:
                 v1,
                 V1Groups(px, groups, metrics),
                 V1Queues(px, leases, self._settings.max_wait),
-                V1Keys(keys),
+                V1Keys(keys, cluster),
                 dmq,
                 wire,
             )
@@ -260,7 +262,7 @@ class Node:
             return msgspec.json.encode(openapi(routes))
 
         async def describe(call: Call) -> Answer:
-            # Made when it is first asked for: it takes longer than all else that a node starts.
+            # Made when it is first asked for: it takes longer than all else at a node's start.
             return Answer(document())
 
         about = Route(
@@ -270,7 +272,11 @@ class Node:
         return [*routes, about]
 
     def _url(self, endpoint: Endpoint) -> str:
-        return f"{'https' if self._settings.tls_cert else 'http'}://{endpoint}"
+        return f"{self._scheme}://{endpoint}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._settings.tls_cert else "http"
 
     # Health
 
@@ -307,17 +313,23 @@ class Node:
                         await self.guard.ask_if_there_are_tokens()
                         if self.guard.asks:
                             _LOG.info("the store has tokens now: clients need one from here on")
-                self._store_trouble = ""
+                self._store_trouble = trouble = ""
             except TimeoutError:
-                self._note_outage(f"the store did not answer for {_CHECK_STORE:g} s", None)
+                trouble = f"the store did not answer for {_CHECK_STORE:g} s"
+                self._note_outage(trouble, None)
             except PxrsError as error:
+                # One error may be over at once; clients leave when it is not.
+                trouble = self._store_trouble
                 self._note_outage("the store does not answer, or not as it should", error)
+            self.remote.note_store(trouble)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_STORE):
+                async with asyncio.timeout(
+                    _CHECK_STORE if not self._store_trouble else _CHECK_SOON
+                ):
                     await self._stop.wait()
 
     def _note_outage(self, trouble: str, error: PxrsError | None) -> None:
-        """What the store says stays in the log: `/health/ready` needs no token."""
+        """Logs the store's error and does not serve it: `/health/ready` needs no token."""
         if not self._store_trouble:
             self._metrics.count(names.STORE_OUTAGES)
             _LOG.warning("%s: %s", trouble, "" if error is None else error)
@@ -333,7 +345,7 @@ def run_node(settings: ServeSettings, started: Callable[[Endpoint], None] | None
         raise MissingExtra("pxrs serve", "broker") from None
 
     def ready(endpoint: Endpoint) -> None:
-        # What is there now stays for good; a full collection need not walk through it each time.
+        # Objects that exist now stay for good: a full collection need not walk through them.
         gc.collect()
         gc.freeze()
         if started is not None:

@@ -1,8 +1,8 @@
-"""Signatures by which nodes know each other: what one passes on, another answers only if signed.
+"""Signatures between nodes: a request that one passes on is answered by another only if signed.
 
-The secret is kept in the store, which only those can read who need no token anyway. A signature
-is good for one request to one node. The client's token is not passed on: the node that checked it
-names it, so a stranger at a dead node's address learns no token.
+The secret is kept in the store; a process that can read the store needs no token anyway. A
+signature is valid for one request to one node. The client's token is not passed on: the node that
+checked it sends its name, so a stranger at a dead node's address learns no token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "node-secret"
 
 
 class PassedOn(NamedTuple):
-    """A request that a node has passed on. `token` is the name of the client's; "" if it has none.
+    """A request that a node passes on. `token` is the name of the client's token, "" without one.
 
     `body` is the body's digest.
     """
@@ -44,11 +44,11 @@ def digest(body: bytes) -> str:
 
 
 def sign(secret: bytes, request: PassedOn) -> str:
-    """The signature. A line feed can't be in any of the parts: all of them are in the head."""
+    """The signature. No part can have a line feed: all are from the head of an HTTP request."""
     text = "\n".join(request).encode("utf-8", "surrogateescape")  # a stranger's need not be UTF-8
     return hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 def is_signed(secret: bytes, request: PassedOn, signature: str) -> bool:
-    """Whether a node of this store has signed it. Takes the same time for any wrong one."""
+    """Whether a node of this store has signed it. Takes the same time for any wrong signature."""
     return hmac.compare_digest(sign(secret, request), signature.encode("ascii", "replace").decode())

@@ -24,12 +24,12 @@ class NodeSession:
         self._renewing = Loop("pxrs-node-session", self._renew)
 
     def lend(self, ttl: float) -> Session:
-        """The session as it is now, for a member that must not end it."""
+        """The current session, for a member; the member can't end it."""
         with self._lock:
             if self._session is None or self._session.remaining() <= 0:
                 former, self._session = self._session, None
                 if former is not None:
-                    # It is over: what it keeps open here is put away.
+                    # It is over: close what it still keeps open here.
                     with suppress(PxrsError):
                         former.close()
                 self._session = self._coord.session(self._ttl)
@@ -37,7 +37,7 @@ class NodeSession:
             return _Lent(self._session)
 
     def close(self) -> None:
-        """End it: the members that are left are gone at once."""
+        """End the session: members that are left are gone at once."""
         with self._lock:
             self._closed = True
             session, self._session = self._session, None
@@ -72,10 +72,10 @@ class _Lent:
         return self._session.ttl
 
     def renew(self) -> None:
-        """Nothing: the node renews it."""
+        """Does nothing: the node renews the session."""
 
     def remaining(self) -> float:
         return self._session.remaining()
 
     def close(self) -> None:
-        """Nothing: others are bound to it too."""
+        """Does nothing: other members are bound to the session, too."""

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pxrs.aio.producer import Producer
-from pxrs.aio.threads import called
+from pxrs.aio.threads import alarm
 from pxrs.errors import Closed, PxrsError
-from pxrs.producing.handles import SentMany
+from pxrs.producing.handles import PendingBatch, SentMany
 from pxrs.types import Header
 
 Pair = tuple[bytes | None, bytes | None]
 
-# Requests that come once a round has so many messages begin another: nobody waits for all of them.
-_MOST_MESSAGES = 1000
 # How long a commit waits for company at most; less if commits take less.
 _LONGEST_WAIT = 0.005
 
@@ -42,47 +40,52 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Request:
-    """The messages of one request: `put` adds them to `sent`, in steps."""
+    """The messages of one request: `steps` puts them into batches and adds those to `sent`."""
 
-    __slots__ = ("answer", "put", "sent")
+    __slots__ = ("_batches", "_unsettled", "answer", "sent", "steps")
 
     def __init__(self, put: Callable[[SentMany], Iterator[None]]) -> None:
-        self.put = put
         self.sent = SentMany([], [])
+        self.steps = put(self.sent)
         self.answer: asyncio.Future[list[Placed]] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
 
+    def wait(self) -> dict[PendingBatch, None]:
+        """All is put: its batches, which are waited for from here on."""
+        self._batches = dict.fromkeys(self.sent._batches)
+        self._unsettled = len(self._batches)
+        for pending in self._batches:
+            pending.waiters.append(None)
+        return self._batches
+
+    def count_down(self) -> bool:
+        """One of its batches is settled; whether that was the last one."""
+        self._unsettled -= 1
+        return not self._unsettled
+
     def settle(self) -> None:
         """Answer, now that all batches are settled."""
-        if self.answer.done():
-            # It failed, or its client has gone: there is nobody else to tell of what was put
-            # before. A node that stops must not fail because of it.
-            for pending in self.sent._batches:
-                pending.told = pending.told or pending.error is not None
-            return
         try:
-            places = [
-                # No call for each message: there may be thousands.
-                Placed(at.partition, at.base + index if at.error is None else at.offset(index))
-                for at, index in zip(self.sent._batches, self.sent._indexes, strict=True)
-            ]
+            if not self.answer.done():
+                self.answer.set_result(self._places())
         except PxrsError as error:
             self.answer.set_exception(error)
-        else:
-            self.answer.set_result(places)
+        for pending in self._batches:
+            # Of the others, too: the client is told of one failure. If it has gone, or was refused
+            # before all was put, there is nobody else to tell. A node that stops must not fail
+            # because of it.
+            pending.told = pending.told or pending.error is not None
+            pending.waiters.pop()
 
-
-class _Round:
-    """Requests for one topic that came in the same turn of the loop."""
-
-    __slots__ = ("messages", "requests")
-
-    def __init__(self) -> None:
-        self.requests: list[_Request] = []
-        self.messages = 0
+    def _places(self) -> list[Placed]:
+        return [
+            # No call for each message: there may be thousands.
+            Placed(at.partition, at.base + index if at.error is None else at.offset(index))
+            for at, index in zip(self.sent._batches, self.sent._indexes, strict=True)
+        ]
 
 
 class _Company:
@@ -137,14 +140,24 @@ class _Company:
 
 
 class Sends:
-    """Puts messages into a producer's batches. Used by one event loop."""
+    """Puts messages into a producer's batches. Used by one event loop.
+
+    No task is made for a request, and no future but its answer: that would cost as much as to put
+    its messages.
+    """
 
     def __init__(self, producer: Producer[Any]) -> None:
         self._producer = producer
         self._blocking = producer._blocking
-        self._ready = producer._buffers.ready
-        self._open: dict[str, _Round] = {}
+        self._buffers = producer._buffers
+        self._alarm = alarm()
+        # Who waits for a batch.
+        self._waiting: dict[PendingBatch, list[_Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Requests whose messages were put, and that were answered, since the company was told.
+        self._came = self._went = 0
+        self._telling = False
+        self._loop = asyncio.get_running_loop()
         self._company = _Company(producer._blocking._committer.hurry)
 
     def pairs(self, topic: str, pairs: list[Pair]) -> asyncio.Future[list[Placed]]:
@@ -158,53 +171,78 @@ class Sends:
     def _join(
         self, topic: str, put: Callable[[SentMany], Iterator[None]], count: int
     ) -> asyncio.Future[list[Placed]]:
-        found = self._open.get(topic)
-        if found is None or found.messages >= _MOST_MESSAGES:
-            found = self._open[topic] = _Round()
-            # It begins in the next turn of the loop: what comes in this one joins it.
-            task = asyncio.create_task(self._send(topic, found))
+        request = _Request(put)
+        if self._fill_at_once(topic, request, count):
+            self._wait(request)
+        else:
+            task = asyncio.create_task(self._fill(topic, request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        request = _Request(put)
-        found.requests.append(request)
-        found.messages += count
         return request.answer
 
-    async def _send(self, topic: str, round_: _Round) -> None:
-        if self._open.get(topic) is round_:
-            del self._open[topic]
+    def _fill_at_once(self, topic: str, request: _Request, count: int) -> bool:
+        """Put messages while that neither has to wait nor holds up others; whether all are put."""
+        if not self._buffers.known(topic) or not self._buffers.outbox.has_room:
+            return False
         try:
-            for request in round_.requests:
-                await self._fill(topic, request)
-            await self._settle(round_.requests)
-        finally:
-            for request in round_.requests:
-                request.answer.cancel()
-
-    async def _settle(self, requests: list[_Request]) -> None:
-        """Have what was put committed, and answer."""
-        together = [batch for request in requests for batch in request.sent._batches]
-        with SentMany(together, [])._waited_for() as batches:
-            self._company.join(len(requests))
-            try:
-                for pending in batches:
-                    if not pending.settled:
-                        await called(pending.when_settled)
-                for request in requests:
-                    request.settle()
-            finally:
-                self._company.leave(len(requests))
+            for _ in request.steps:
+                if len(request.sent) < count and not self._buffers.ready(topic):
+                    return False
+        except Exception as error:  # noqa: BLE001 - raised where the request is handled
+            request.fail(error)
+        return True
 
     async def _fill(self, topic: str, request: _Request) -> None:
         """Put the request's messages; what keeps them out is told to its client alone."""
         try:
-            if not self._ready(topic):
-                await self._producer._prepare(topic)
-            for _ in request.put(request.sent):
-                if not self._ready(topic):
+            await self._producer._prepare(topic)
+            for _ in request.steps:
+                if not self._buffers.ready(topic):
                     await self._producer._prepare(topic)
         except Exception as error:  # noqa: BLE001 - raised where the request is handled
             request.fail(error)
+        except asyncio.CancelledError:
+            request.answer.cancel()
+            raise
+        finally:
+            self._wait(request)
+
+    def _wait(self, request: _Request) -> None:
+        """Have what was put committed, and answer then."""
+        batches = request.wait()
+        if not batches:
+            request.settle()
+            return
+        for pending in batches:
+            waiting = self._waiting.get(pending)
+            if waiting is None:
+                self._waiting[pending] = [request]
+                pending.when_settled(partial(self._alarm.ring, partial(self._settled, pending)))
+            else:
+                waiting.append(request)
+        self._came += 1
+        self._tell_company_soon()
+
+    def _settled(self, pending: PendingBatch) -> None:
+        for request in self._waiting.pop(pending):
+            if request.count_down():
+                request.settle()
+                self._went += 1
+                self._tell_company_soon()
+
+    def _tell_company_soon(self) -> None:
+        """In the next turn of the loop: those who come in the same one come together."""
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon(self._tell_company)
+
+    def _tell_company(self) -> None:
+        came, went = self._came, self._went
+        self._came, self._went, self._telling = 0, 0, False
+        if went:
+            self._company.leave(went)
+        if came:
+            self._company.join(came)
 
     def _put(self, topic: str, records: Sequence[Record], sent: SentMany) -> Iterator[None]:
         for value, key, headers, partition, timestamp in records:

@@ -43,7 +43,7 @@ class Endpoint(NamedTuple):
 
 
 class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `pxrs serve` takes. Seconds and bytes.
+    """The settings of `pxrs serve`, in seconds and bytes.
 
     store: the URL of the store to serve.
     listen: host:port of the HTTP API.
@@ -52,7 +52,8 @@ class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grpc_listen: host:port of the gRPC API; not served by default.
     grpc_advertise: host:port under which clients reach it; the host of `advertise`, or
         `grpc_listen`, by default.
-    auth: "tokens" asks every client for one, "off" asks nobody; "auto" asks if the store has any.
+    auth: "tokens" requires one from every client, "off" none; "auto" requires one if the store has
+        any.
     tls_cert, tls_key: files of a certificate and its key: HTTPS instead of HTTP.
     tls_client_ca: a file of certificates; clients must have one that these have signed.
     tls_ca: a file of certificates that have signed those of the other nodes; `tls_client_ca` by
@@ -65,7 +66,7 @@ class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_wait: the longest that a request may wait for messages.
     request_timeout: how long a client may take to send a request, and a request for the store.
     session_timeout: how long a member of a group may be silent before it is gone.
-    session_ttl: how long others wait for this node when the store can't tell that it died.
+    session_ttl: how long others wait for this node if the store can't detect that it died.
     drain: how long requests may take to finish after SIGTERM.
     """
 
@@ -133,7 +134,7 @@ class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return parse_endpoint("grpc_listen", self.grpc_listen)
 
     def server_tls(self) -> ssl.SSLContext | None:
-        """For the port; None without a certificate."""
+        """The TLS context of the port; None without a certificate."""
         if not self.tls_cert:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -144,7 +145,7 @@ class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return context
 
     def node_tls(self) -> ssl.SSLContext | None:
-        """For requests to other nodes, whose certificates are of the same authority."""
+        """The TLS context for requests to other nodes, with certificates of the same authority."""
         if not self.tls_cert:
             return None
         context = ssl.create_default_context(
@@ -209,7 +210,7 @@ def load_settings(
 
 
 def open_to_others(settings: ServeSettings, file: Path | None) -> list[str]:
-    """What other users of this host could read or change, in words; for the log."""
+    """Warnings for the log about files that other users of this host can read or change."""
     found = []
     if file is not None and (mode := _mode(file)) is not None:
         if mode & stat.S_IWOTH:

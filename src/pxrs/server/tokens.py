@@ -28,12 +28,12 @@ _FOLDER = "tokens/"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MARK = "pxrs"
 _LONGEST_SHOWN = 250
-# How long the former secret of a token that was rotated is still good.
+# How long the former secret of a token that was rotated is still valid.
 ROTATION_GRACE = 3600.0
 
 
 class Right(msgspec.Struct, frozen=True):
-    """What may be done with names of one kind: one name, or all with a prefix."""
+    """The actions allowed on names of one kind: on one name, or on all with a prefix."""
 
     kind: Kind
     names: str
@@ -73,11 +73,15 @@ class TokenInfo(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who sends a request. `expired`: the token is genuine, but its time is over."""
+    """The sender of a request. `expired`: the token is genuine, but its time is over.
+
+    `expires_ms`: when its time is over; None if never.
+    """
 
     name: str
     rights: tuple[Right, ...]
     expired: bool = False
+    expires_ms: int | None = None
 
     def may(self, kind: Kind, name: str, action: Action) -> bool:
         return any(right.allows(kind, name, action) for right in self.rights)
@@ -105,7 +109,7 @@ class Tokens:
         self._clock = clock
 
     def create(self, name: str, rights: Iterable[Right], expires_in: float | None = None) -> str:
-        """Make a token; what clients send. It is shown once and can't be read again."""
+        """Make a token; returns what clients send, which can't be read again later."""
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
                 f"a token's name must be 1 to 64 letters, digits, '_' or '-', got {name[:70]!r}"
@@ -128,7 +132,7 @@ class Tokens:
         return f"{_MARK}.{name}.{secret}"
 
     def rotate(self, name: str) -> str:
-        """Give a token a new secret; the former one is good for another hour."""
+        """Give a token a new secret; the former one is valid for another hour."""
         secret = secrets.token_urlsafe(32)
         key = _FOLDER + name
         while True:
@@ -165,7 +169,7 @@ class Tokens:
         return found
 
     def identify(self, bearer: str) -> Identity | None:
-        """Who has this token; None if nobody has. Takes the same time for any wrong secret."""
+        """The identity of a token, or None. Takes the same time for any wrong secret."""
         mark, _, rest = bearer.partition(".")
         name, _, secret = rest.partition(".")
         known = mark == _MARK and _NAME.fullmatch(name)
@@ -182,7 +186,7 @@ class Tokens:
         return self._identity(name, record) if genuine else None
 
     def named(self, name: str) -> Identity | None:
-        """The token of this name, for nodes that trust whoever has checked its secret."""
+        """The identity of a token by name, when another node has checked its secret."""
         record = self._find(name) if _NAME.fullmatch(name) else None
         return None if record is None else self._identity(name, record)
 
@@ -192,7 +196,7 @@ class Tokens:
 
     def _identity(self, name: str, record: _Record) -> Identity:
         expired = record.expires_ms is not None and self._clock.wall_ms() >= record.expires_ms
-        return Identity(name, record.rights, expired)
+        return Identity(name, record.rights, expired, record.expires_ms)
 
 
 def parse_right(text: str) -> Right:
@@ -209,7 +213,7 @@ def parse_right(text: str) -> Right:
 
 
 def all_rights() -> tuple[Right, ...]:
-    """Everything, for an administrator."""
+    """All rights, for an administrator."""
     actions: tuple[Action, ...] = get_args(Action)
     return tuple(Right(kind, "*", actions) for kind in get_args(Kind))
 

@@ -2,7 +2,7 @@
 
 A virtual topic lays partitions over a source by hashing its keys; groups, checkpoints and fences
 are those of every topic. In comes a description of the source (`Table`, …), out comes a `LogStore`
-that reads its rows as messages. The facade imports this room; those who read logs do not know it.
+that reads its rows as messages. The facade imports this room; readers of logs do not know it.
 """
 
 from pxrs.sources.api import FiltersPartitions, Source, SourceRead

@@ -1,4 +1,4 @@
-"""`px.attach` and `px.sources`: virtual topics, from the outside."""
+"""`px.attach` and `px.sources`: attaching and managing virtual topics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Statements = list[str]
 
 
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual topic, its source as it was described, and where that ends.
+    """A virtual topic, the settings of its source, and where the source ends.
 
-    `end` is above the offset of the last row. Rows below `final` are all there; those between may
-    wait for a transaction with a lower id. None: not known yet.
+    `end` is above the offset of the last row. All rows below `final` are there; rows from there to
+    `end` may wait for a transaction with a lower id. None: not known yet.
     """
 
     topic: Topic
@@ -52,7 +52,7 @@ class Sources:
             check_streams(partitions, opened)
             if isinstance(opened, OpenTable):
                 opened.check_partitions(partitions)
-            # Some of it is known only now, such as into how many streams a topic is split.
+            # Some settings are known only now, such as the number of a topic's streams.
             settings = {**description.settings(), **getattr(opened, "found", {})}
             topic = self._topics._attach(
                 name, partitions, settings, partitioner=description.partitioner
@@ -60,8 +60,10 @@ class Sources:
             use_prepared(topic, opened)
             self._log.use(topic.id, VirtualLog(topic, opened))
         except BaseException:
-            with suppress(PxrsError):
-                opened.close()
+            # An object of the caller's own stays open: another topic may lie over it.
+            if opened is not source:
+                with suppress(PxrsError):
+                    opened.close()
             raise
         return topic
 
@@ -72,28 +74,36 @@ class Sources:
     def describe(self, name: str) -> SourceInfo:
         """Return a virtual topic with its source."""
         topic = self._find(name)
-        source = self._log.virtual(topic.id).source
-        streams = range(source.streams)
-        finals = [source.final(stream) for stream in streams]
+        with self._log.reading(topic.id) as log:
+            source = log.source
+            streams = range(source.streams)
+            finals = [source.final(stream) for stream in streams]
+            end = max(source.bounds(stream).end for stream in streams)
         return SourceInfo(
             topic=topic,
             settings=topic.source or {},
-            end=max(source.bounds(stream).end for stream in streams),
+            end=end,
             final=None if None in finals else min(each for each in finals if each is not None),
         )
 
     def prepare(self, name: str, apply: bool = False) -> Statements:
         """Return the statements that make the table of a virtual topic cheaper to read.
 
-        A column with the row's partition and an index on it: each member then reads only its own
-        rows. On PostgreSQL a trigger, too, that tells of new rows. What is there already is left
-        out. With `apply` they are executed, and the topic's record says so: members make use of
-        it, those that run after ten seconds at most. No key moves to another partition.
+        They add a column with the row's partition and an index on it: each member then reads only
+        its own rows. On PostgreSQL they also add a trigger that notifies of new rows. What is
+        there already is left out. With `apply` they are executed and recorded with the topic:
+        members use the result, running ones after ten seconds at most. No key moves to another
+        partition.
         """
         topic = self._find(name)
-        source = self._log.virtual(topic.id).source
+        with self._log.reading(topic.id) as log:
+            return self._prepare(topic, log.source, apply)
+
+    def _prepare(self, topic: Topic, source: object, apply: bool) -> Statements:
         if not isinstance(source, OpenTable):
-            raise InvalidRequest(f"the source of {name!r} is no table: there is nothing to prepare")
+            raise InvalidRequest(
+                f"only tables can be prepared; the source of {topic.name!r} is no table"
+            )
         statements, partition, channel = source.preparation(topic.partitions)
         if apply:
             for statement in statements:

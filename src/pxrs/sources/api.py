@@ -10,14 +10,18 @@ from pxrs.types import Bounds, Row
 
 
 class SourceRead(NamedTuple):
-    """Rows by rising offset, and the offset up to which (not included) these are all of them."""
+    """Rows by rising offset, and the offset up to which (not included) no other row exists.
+
+    `size` is about how many bytes of memory they take, if the source has counted that already.
+    """
 
     rows: list[Row]
     next: int
+    size: int | None = None
 
 
 class LastKeys(NamedTuple):
-    """Offset and key of all rows from `low` on, up to where was asked for, by rising offset."""
+    """Offset and key of all rows from `low` up to the wanted end, by rising offset."""
 
     rows: Sequence[tuple[int, bytes | None]]
     low: int
@@ -26,16 +30,16 @@ class LastKeys(NamedTuple):
 class Source(Protocol):
     """The read half of a log: offsets rise but have gaps. Thread-safe.
 
-    Most have one stream. Where there are several, each has offsets of its own, and a partition of
-    the virtual topic lies in one of them.
+    Most sources have one stream. Where there are several, each has offsets of its own, and a
+    partition of the virtual topic lies in one of them.
 
-    **A row is final when it is returned**: no row with a lower offset can appear later. What a
-    checkpoint has passed is never looked at again, so a source that knows less must wait.
+    **A row is final when it is returned**: no row with a lower offset can appear later. Rows below
+    a checkpoint are never read again, so a source that can't be sure yet must wait.
     """
 
     @property
     def streams(self) -> int:
-        """How many streams it has, numbered from 0. Never changes."""
+        """The number of streams, which are numbered from 0. Never changes."""
         ...
 
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
@@ -43,12 +47,12 @@ class Source(Protocol):
 
         Their sizes together are a few megabytes at most, or it is one row. `next` is above
         `offset` unless nothing is final there yet, and not above `until`. `OffsetOutOfRange` if
-        rows from `offset` on were removed by whoever keeps the stream.
+        rows from `offset` on were removed from the stream.
         """
         ...
 
     def bounds(self, stream: int) -> Bounds:
-        """The first offset that can be read, and the end: what may come later is not below it.
+        """The first offset that can be read, and the end: no row that comes later is below it.
 
         Rows below the end may not be final yet.
         """
@@ -63,35 +67,44 @@ class Source(Protocol):
         ...
 
     def watch(self) -> Watch:
-        """Wakes when there may be more to read: rows that came, or that have become final."""
+        """Return a watch that wakes when rows may have come, or may have become final."""
         ...
 
     def close(self) -> None:
-        """Let go of it; it may be called twice. Reads raise `Closed` from then on."""
+        """Close it; may be called twice. Reads raise `Closed` from then on."""
+        ...
+
+
+@runtime_checkable
+class NoticesAnotherStream(Protocol):
+    """A `Source` that notices when other rows stand where those stood that were read."""
+
+    def incarnation(self, stream: int, since: int | None = None) -> int:
+        """See `stores.api.NoticesAnother`."""
         ...
 
 
 @runtime_checkable
 class TellsLastKeys(Protocol):
-    """A `Source` that can tell cheaply which rows there are, so that a lag is counted in rows."""
+    """A `Source` that can list its rows cheaply, so that a lag is counted in rows."""
 
     def last_keys(
         self, stream: int, start: int, end: int, limit: int, partition: int | None = None
     ) -> LastKeys | None:
         """The last rows from `start` up to `end`, final or not: about `limit`, or all of them.
 
-        With `partition` those of one partition of the virtual topic only, without
-        keys; None if that can't be done.
+        With `partition` only those of one partition of the virtual topic, without keys; None if
+        the source can't do that.
         """
         ...
 
 
 @runtime_checkable
 class FiltersPartitions(Protocol):
-    """A `Source` that can leave out the rows of other partitions where they are kept."""
+    """A `Source` that can read the rows of one partition only."""
 
     def read_partition(
         self, stream: int, partition: int, offset: int, limit: int
     ) -> SourceRead | None:
-        """`read`, of one partition of the virtual topic only; None if that can't be done."""
+        """`read`, for one partition of the virtual topic only; None if the source can't do that."""
         ...

@@ -1,4 +1,4 @@
-"""What users say about a source, what is kept of it, and how it is opened from that."""
+"""Descriptions of sources, their settings that are kept, and how these open a source again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pxrs.types import Topic
 
 @runtime_checkable
 class Description(Protocol):
-    """Says what a source is, such as `Table`. Opening it is another matter."""
+    """Describes a source, such as `Table` does, and opens it."""
 
     @property
     def partitioner(self) -> str:
-        """How keys are laid onto partitions."""
+        """The rule that turns keys into partitions."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Description(Protocol):
 
 
 class Given:
-    """A `Source` of the user's own: every process that reads it has to bring it."""
+    """A `Source` object of the user's own: every process that reads it has to attach it."""
 
     partitioner = "xxhash"
 
@@ -58,7 +58,7 @@ _KINDS: dict[str, Callable[..., Description]] = {
 
 
 def described(source: object) -> Description:
-    """What `attach` was given, as a description."""
+    """The description of the source that was passed to `attach`."""
     if isinstance(source, Description):
         return source
     if all(hasattr(source, name) for name in ("read", "bounds", "final", "watch", "streams")):
@@ -75,7 +75,7 @@ def from_settings(topic: str, settings: dict[str, Any]) -> Description:
     kind = rest.pop("kind", None)
     if kind == "given":
         raise ConfigError(
-            f"topic {topic!r} lies over a source that only programs have ({rest.get('type')}): "
+            f"the source of topic {topic!r} is an object of a program ({rest.get('type')}): "
             f"call px.attach({topic!r}, source, partitions=…) in this process, too"
         )
     if kind not in _KINDS:
@@ -92,7 +92,7 @@ def from_settings(topic: str, settings: dict[str, Any]) -> Description:
 
 
 def open_source(topic: Topic, store_url: str) -> Source:
-    """What a virtual topic lies over, opened as its record says."""
+    """The source of a virtual topic, opened by the settings in its record."""
     settings = {name: each for name, each in (topic.source or {}).items() if name != PREPARED}
     source = from_settings(topic.name, settings).open(store_url)
     try:
@@ -105,6 +105,6 @@ def open_source(topic: Topic, store_url: str) -> Source:
 
 
 def use_prepared(topic: Topic, source: Source) -> None:
-    """Read the source for this topic, by what `prepare` has added to it."""
+    """Let the source use what `prepare` has added for this topic."""
     if isinstance(source, OpenTable):
         source.use(topic.partitions, **((topic.source or {}).get(PREPARED) or {}))

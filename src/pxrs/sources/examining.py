@@ -1,4 +1,4 @@
-"""Examines what virtual topics lie over, for `pxrs doctor`."""
+"""Examines the sources of virtual topics, for `pxrs doctor`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _of_table(check: str, topic: Topic, source: OpenTable) -> list[Finding]:
         found.append(
             note(
                 check,
-                "the database does not tell who is writing: a missing id is waited for "
+                "the database does not show who is writing: a missing id is waited for "
                 f"{source.table.settle:g} s, and a transaction that lasts longer loses its rows",
                 right,
             )

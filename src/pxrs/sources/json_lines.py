@@ -50,9 +50,9 @@ _MOST_SECONDS = 24 * 3600.0
 # Files that are kept open.
 _MOST_OPEN = 4
 _LEAST_READ = 2**16
-# So often is looked again because a file was renamed meanwhile.
+# How often a look is repeated because a file was renamed meanwhile.
 _LOOKS = 20
-# A look at the file, seconds: soon after something happened, and when it is quiet.
+# Seconds between looks at the file: soon after something happened, and when it is quiet.
 _SOON, _QUIET = 0.005, 0.25
 
 
@@ -70,9 +70,9 @@ class JsonLines:
     lines always are. A file that is truncated in place (copytruncate) is refused: `SourceChanged`.
 
     A rotated file is read to its end, and then the next; it has ended once no process has it open
-    for writing. Where the system does not tell that (other owners, network disks), it has once
-    nothing was written to it for `settle` seconds. Compressed files are not read: compress them
-    one rotation later.
+    for writing. Where the system does not show that (other owners, network disks), it has ended
+    once nothing was written to it for `settle` seconds. Compressed files are not read: compress
+    them one rotation later.
     """
 
     path: str
@@ -125,17 +125,17 @@ class JsonLines:
         return {name: value for name, value in kept.items() if value is not None}
 
     def open(self, store_url: str) -> OpenJsonLines:
-        """Open nothing yet: the file may be made later."""
+        """Return the source, which opens the file later: it may not exist yet."""
         return OpenJsonLines(self)
 
 
 class OpenJsonLines:
-    """See `Source`. Threads take it in turn."""
+    """See `Source`. Threads use it in turn."""
 
     streams = 1
 
     def __init__(self, lines: JsonLines, clock: Clock = SYSTEM_CLOCK) -> None:
-        # It needs what only POSIX systems have.
+        # Imported here: it needs functions that only POSIX systems have.
         from pxrs.sources.rotation import RotatedFiles
 
         self.lines = lines
@@ -153,7 +153,7 @@ class OpenJsonLines:
         self._closed = False
 
     def check(self) -> None:
-        """Refuse what can't be read in order."""
+        """Refuse files that can't be read in order."""
         from pxrs.sources.rotation import is_open_for_writing
 
         try:
@@ -168,8 +168,8 @@ class OpenJsonLines:
             os.close(handle)
         if not tells and self.lines.settle is None:
             raise ConfigError(
-                f"the system does not tell this user who writes to {self._files.path}, so after a "
-                "rotation more may still come: say with settle= for how many seconds"
+                f"the system does not show this user which processes write to {self._files.path}, "
+                "so more may come after a rotation: give settle=, for how many seconds"
             )
         self._with_files(self._final)
 
@@ -177,7 +177,7 @@ class OpenJsonLines:
         return self._with_files(lambda files: self._read(files, offset, limit, until))
 
     def _with_files(self, use: Callable[[list[LogFile]], Result]) -> Result:
-        """What `use` returns, which is asked again if a file is renamed meanwhile."""
+        """Returns the result of `use`, which is called again if a file was renamed meanwhile."""
         from pxrs.sources.rotation import Renamed
 
         self._origin.refuse_child()
@@ -214,7 +214,7 @@ class OpenJsonLines:
     ) -> tuple[list[Row], int, bool]:
         """Rows of one file, the offset up to which these are all, and whether the file ends there.
 
-        Whether it is finished is asked first: then what is read is all that will ever be in it.
+        Whether it is finished is checked first: only then is what is read all that it will have.
         """
         is_finished = self._is_finished(file)
         handle = self._handle(file)
@@ -239,7 +239,7 @@ class OpenJsonLines:
         return rows, max(base + place, offset), False
 
     def _parsed(self, line: bytes, at: int, end: int, *, is_first: bool) -> list[Row] | None:
-        """The row of a line, none of a line without one; None: what is before it comes first."""
+        """The row of a line, none if it has no row; None: the rows before it must come first."""
         if not line.strip():
             return []
         try:
@@ -300,7 +300,7 @@ class OpenJsonLines:
         return first << _PLACE_BITS
 
     def _end(self, files: Sequence[LogFile]) -> int:
-        """Behind the last line that has its newline."""
+        """The offset behind the last line that has its newline."""
         if not files:
             return self._start(files)
         return self._end_of(files[-1])
@@ -335,12 +335,12 @@ class OpenJsonLines:
         """Reads the lines, as they need not be in the order of their times."""
         if self.lines.timestamp is None:
             raise InvalidRequest(
-                f"{self.lines.path!r} was attached without timestamp=, so there is no going to a "
-                "time in it"
+                f"{self.lines.path!r} was attached without timestamp=, so offsets can't be looked "
+                "up by time"
             )
         offset = self.bounds(stream).start
         while True:
-            rows, following = self.read(stream, offset, 10_000)
+            rows, following = self.read(stream, offset, 10_000)[:2]
             for row in rows:
                 if row.timestamp >= timestamp:
                     return row.offset
@@ -352,7 +352,7 @@ class OpenJsonLines:
         return PollingWatch(self._changes, _SOON, _QUIET)
 
     def _changes(self) -> object:
-        """Something new when there may be more to read; trouble is for those who read."""
+        """A value that differs when there may be more to read; errors are left to reads."""
         with suppress(PxrsError, OSError):
             final = None
             if self._is_waiting:
@@ -371,7 +371,7 @@ class OpenJsonLines:
                 os.close(self._open.popitem()[1])
 
     def _handle(self, file: LogFile) -> int:
-        """The file, open; it stays open while it is read, whatever its name is then."""
+        """The file, opened; it stays open while it is read, even if it is renamed."""
         from pxrs.sources.rotation import open_file
 
         if file.number not in self._open:
@@ -391,7 +391,7 @@ class OpenJsonLines:
 
 
 def _maker(lines: JsonLines) -> Callable[[bytes, int], Row]:
-    """Returns a function that makes a row of a line; it raises what a bad line deserves."""
+    """Returns a function that makes a row of a line, and raises for a bad line."""
     fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
     key, names, timestamp = lines.key, lines.values, lines.timestamp
     single = lines.value if isinstance(lines.value, str) else None

@@ -1,11 +1,11 @@
-"""A topic of Kafka's, as a source: each of its partitions is a stream.
+"""A Kafka topic as a source: each of its partitions is a stream.
 
-It is read without a group: where to go on is known here. One client reads all streams that are
-asked for, in a thread of its own, into bounded buffers from which reads are answered. Whoever reads
-from elsewhere moves the stream there; one does so at a time.
+It is read without a Kafka group: pxrs has the checkpoints. One client reads all wanted streams, in
+a thread of its own, into bounded buffers from which reads are answered. A read from another
+offset moves the stream there; one reader does so at a time.
 
 Tests run on the mock cluster of librdkafka, which speaks the protocol and is not Kafka. It knows no
-times, hides no aborted transactions and keeps five megabytes: of these nothing was tried.
+times, hides no aborted transactions and keeps five megabytes: none of these was tested.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
 
 _LOG = logging.getLogger(__name__)
-# What decides about correctness is not for others to set.
+# Settings that correctness depends on; users can't change them.
 _FIXED = {
-    # The client asks for one; nothing is ever committed in its name.
+    # The client requires one; nothing is ever committed in its name.
     "group.id": "pxrs-source",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -56,7 +56,7 @@ _FIXED = {
 }
 _FETCH_BYTES, _FETCH_MS = 2**20, 100
 _BUFFER_ROWS = 10_000
-# Seconds: for an answer of the brokers, and for rows that are known to be there.
+# Seconds to wait for an answer of the brokers, and for rows that are known to be there.
 _ANSWER, _PATIENCE = 10.0, 30.0
 # Seconds that the thread waits for messages: after something happened, and when it is quiet.
 _SOON, _QUIET = 0.01, 0.2
@@ -67,15 +67,15 @@ _MOST_AT_ONCE = 500
 
 @dataclasses.dataclass(frozen=True)
 class KafkaTopic:
-    """A topic of Kafka's. `partitions=` of the virtual topic must be a multiple of its partitions.
+    """A Kafka topic. `partitions=` of the virtual topic must be a multiple of its partitions.
 
     Each of Kafka's partitions is split by the hash of the key, so that more members than there are
     partitions work at a time; offsets are Kafka's. Transactions that are not committed are not
-    read, and the markers of those that are leave gaps.
+    read, and the markers of committed ones leave gaps.
 
-    The number of partitions is kept: if it grows, `SourceChanged` stops the readers, as keys would
-    move. `config` has settings of librdkafka, such as `security.protocol` and `sasl.password`. It
-    is not kept: each process that needs it attaches the topic. It needs
+    The number of partitions is recorded: if it grows, `SourceChanged` stops the readers, as keys
+    would move. `config` has settings of librdkafka, such as `security.protocol` and
+    `sasl.password`. It is not recorded: each process that needs it attaches the topic. It needs
     `pip install 'pxrs[kafka]'`.
     """
 
@@ -104,16 +104,20 @@ class KafkaTopic:
         return f"KafkaTopic({self.settings()})"
 
     def open(self, store_url: str) -> OpenKafkaTopic:
-        """Connect, and look how many partitions there are."""
-        for name, value in (self.config or {}).items():
-            if is_secret(name) or name.endswith(".pem") or "jaas" in name:
-                remember(str(value))
+        """Connect, and read the number of partitions."""
+        remember(
+            *(
+                str(value)
+                for name, value in (self.config or {}).items()
+                if is_secret(name) or name.endswith(".pem") or "jaas" in name
+            )
+        )
         try:
             import confluent_kafka
         except ImportError as error:
             raise MissingExtra("KafkaTopic", "kafka") from error
         settings = {
-            # Whoever moves a stream waits for a fetch that waits.
+            # A reader that moves a stream waits until a fetch under way has ended.
             "fetch.wait.max.ms": _FETCH_MS,
             "fetch.message.max.bytes": _FETCH_BYTES,
             "queued.max.messages.kbytes": READ_BYTES // 2**10,
@@ -123,8 +127,8 @@ class KafkaTopic:
         }
         consumers: list[Consumer] = []
         try:
-            # Questions are asked on connections of their own: brokers answer in turn, and the
-            # answer to a fetch takes its time.
+            # Queries have connections of their own: brokers answer in turn, and the answer to a
+            # fetch takes its time.
             consumers += [confluent_kafka.Consumer(settings, logger=_LOG) for _ in range(2)]
             return OpenKafkaTopic(self, *consumers)
         except confluent_kafka.KafkaException as error:
@@ -155,7 +159,7 @@ class OpenKafkaTopic:
 
     @property
     def found(self) -> dict[str, Any]:
-        """Settings that are known now that it is open, to be kept with the others."""
+        """Settings that are known only now that it is open, to be recorded with the others."""
         return {"streams": self.streams}
 
     def _partitions(self) -> int:
@@ -174,7 +178,7 @@ class OpenKafkaTopic:
         if partitions != self.streams:
             raise SourceChanged(
                 f"topic {self.topic.topic!r} had {self.streams} partitions when it was attached, "
-                f"and has {partitions} now: keys are in others than before. Let the groups finish "
+                f"and has {partitions} now, which moves keys between them. Let the groups finish "
                 "what was written before, detach the topic, and attach it under another name"
             )
         self._looked = now
@@ -211,7 +215,7 @@ class OpenKafkaTopic:
     def _await(
         self, state: _Stream, stream: int, offset: int, limit: int, until: int | None
     ) -> SourceRead:
-        """Waits for what is known to be there."""
+        """Waits for rows that are known to be there."""
         deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE
         while True:
             self._refuse()
@@ -230,14 +234,25 @@ class OpenKafkaTopic:
             self._changed.wait(left)
 
     def bounds(self, stream: int) -> Bounds:
-        """The end is that of committed transactions: what is open comes later."""
+        """The end is that of committed transactions: open ones come later."""
         from confluent_kafka import TopicPartition
 
         self._refuse()
         with self._translated():
             self._check_partitions()
             place = TopicPartition(self.topic.topic, stream)
+            with self._lock:
+                read = self._states[stream].next
             start, end = self._asking.get_watermark_offsets(place, timeout=_ANSWER)
+        if end < read:
+            # Asked before and answered after: the end can't be an older one.
+            raise SourceChanged(
+                f"partition {stream} of {self.topic.topic!r} was read up to offset {read}, and "
+                f"ends at {end} now: the topic was made anew, or has lost its last messages. "
+                "Messages with offsets up to there would never be delivered. Detach the topic "
+                "and attach it under another name, or stop its members and reset the groups to "
+                "where they are to go on"
+            )
         with self._lock:
             # A fetch may have seen more than the answer that came after it.
             return Bounds(max(start, 0), max(end, self._states[stream].next))
@@ -253,7 +268,7 @@ class OpenKafkaTopic:
             wanted = TopicPartition(self.topic.topic, stream, max(0, timestamp))
             [found] = self._asking.offsets_for_times([wanted], timeout=_ANSWER)
         if found.error is not None:
-            raise StoreUnavailable(f"Kafka does not find a time: {found.error}")
+            raise StoreUnavailable(f"Kafka failed to look up a time: {found.error}")
         return int(found.offset) if found.offset >= 0 else None
 
     def watch(self) -> Watch:
@@ -262,7 +277,7 @@ class OpenKafkaTopic:
             watch = self._wakeups.watch(lambda _: True)
             listening = [state for state in self._states if state.start is not None]
             if not listening or any(state.has_unread for state in listening):
-                # There may be something to read already, of which nobody would tell.
+                # There may be something to read already, for which no wake-up would come.
                 watch.wake()
             return watch
 
@@ -304,8 +319,8 @@ class OpenKafkaTopic:
                     if not self._move():
                         self._changed.wait(_QUIET)
                         continue
-                # Outside of the lock; whoever moves a stream leaves it to this thread, so what
-                # comes here is never from a place that was left.
+                # Outside of the lock; readers leave moving a stream to this thread, so what comes
+                # here is never from a place that was left.
                 first = self._consumer.poll(pause)
                 pause = _SOON if first is not None else min(2 * pause, _QUIET)
                 if first is None:
@@ -313,7 +328,7 @@ class OpenKafkaTopic:
                 rest = self._consumer.consume(_MOST_AT_ONCE, 0)
                 with self._lock:
                     self._take([first, *rest])
-            except Exception as error:  # noqa: BLE001 - told to whoever reads
+            except Exception as error:  # noqa: BLE001 - reads raise it
                 with self._lock:
                     self._fail(StoreUnavailable(f"the client failed: {error}"))
 
@@ -326,7 +341,7 @@ class OpenKafkaTopic:
             if state.start is None:
                 continue
             if state.wanted is not None:
-                # Assigned anew rather than moved: nothing of what was fetched before is left then.
+                # Assigned anew rather than moved: so nothing that was fetched before is left.
                 if state.is_assigned:
                     self._consumer.incremental_unassign([TopicPartition(name, number)])
                 self._consumer.incremental_assign([TopicPartition(name, number, state.wanted)])
@@ -343,9 +358,9 @@ class OpenKafkaTopic:
         for message in messages:
             number, error = message.partition(), message.error()
             if number is None or not 0 <= number < self.streams:
-                self._fail(StoreUnavailable(f"Kafka says: {error}"))
+                self._fail(StoreUnavailable(f"Kafka reports: {error}"))
             elif self._states[number].wanted is not None:
-                # It is read elsewhere from now on.
+                # It is read from another offset from now on.
                 continue
             elif error is None:
                 self._states[number].take(_row(message))
@@ -370,9 +385,9 @@ class _Stream:
     """One of Kafka's partitions and what was read ahead of it. All but `turn` is under the lock."""
 
     def __init__(self) -> None:
-        # Who reads from it, from one place: another reader may move it elsewhere afterwards.
+        # Held by the reader that reads from one place: another may move it afterwards.
         self.turn = threading.Lock()
-        # The buffer has all rows from `start` up to `next`; None: it is read nowhere.
+        # The buffer has all rows from `start` up to `next`; None: it is not being read.
         self.start: int | None = None
         self.next = 0
         self.wanted: int | None = None
@@ -408,7 +423,7 @@ class _Stream:
         self.next = row.offset + 1
 
     def read(self, offset: int, limit: int, until: int | None) -> SourceRead | None:
-        """What the buffer has from there on; None if it is elsewhere."""
+        """The buffered rows from `offset` on; None if the stream is read at another place."""
         if self.start is None or not self.start <= offset <= self.next:
             return None
         while self._rows and self._rows[0].offset < offset:

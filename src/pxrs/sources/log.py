@@ -1,12 +1,14 @@
-"""The store's log with virtual topics beside the real ones: one `LogStore` for all who read."""
+"""The store's log with virtual topics beside the real ones: one `LogStore` for all readers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from pxrs.clock import Clock
 from pxrs.core.lag import length
@@ -33,9 +35,9 @@ _REFRESH_EVERY = 10.0
 
 
 class LogWithSources:
-    """See `LogStore`. `open_log` opens what the virtual topic of this id lies over.
+    """See `LogStore`. `open_log` opens the log of the virtual topic of this id.
 
-    `refresh` is called for one that is read, now and then: its topic may have been prepared since.
+    `refresh` is called now and then for one that is read: its topic may have been prepared since.
     """
 
     def __init__(
@@ -50,6 +52,10 @@ class LogWithSources:
         # When each is refreshed next, in seconds of the monotonic clock.
         self._refresh_at: dict[str, float] = {}
         self._opened: dict[str, VirtualLog] = {}
+        # How many calls read each log now, and the logs that are closed once none does.
+        self._reads: Counter[VirtualLog] = Counter()
+        self._leaving: list[VirtualLog] = []
+        self._watches: WeakSet[_FollowingWatch] = WeakSet()
         self._lock = threading.Lock()
 
     def virtual(self, topic_id: str) -> VirtualLog:
@@ -62,35 +68,87 @@ class LogWithSources:
                     found = self._opened[topic_id] = self._open(topic_id)
         return found
 
+    @contextmanager
+    def reading(self, topic_id: str) -> Iterator[VirtualLog]:
+        """The same, and its source is not closed meanwhile, unless the store is."""
+        while True:
+            log = self.virtual(topic_id)
+            with self._lock:
+                # It may have been replaced between these two lines.
+                if self._opened.get(topic_id) is log:
+                    self._reads[log] += 1
+                    break
+        try:
+            yield log
+        finally:
+            with self._lock:
+                self._reads[log] -= 1
+                if not self._reads[log]:
+                    del self._reads[log]
+            self._close_unread()
+
     def use(self, topic_id: str, log: VirtualLog) -> None:
-        """Read the virtual topic from this from now on."""
+        """Read the virtual topic from this log from now on.
+
+        Reads at hand finish on the source before, and watches move to the new one.
+        """
         with self._lock:
             before = self._opened.get(topic_id)
             self._opened[topic_id] = log
-        if before is not None:
-            before.close()
+            if before is not None:
+                self._leaving.append(before)
+            watches = [watch for watch in self._watches if watch.topic_id == topic_id]
+        for watch in watches:
+            watch.source_has_changed()
+        self._close_unread()
+
+    def _close_unread(self) -> None:
+        """Close the sources of logs that were left, unless something else reads them.
+
+        Whoever attaches may give the same object again, also under another name.
+        """
+        if not self._leaving:
+            return
+        with self._lock:
+            unread = [log for log in self._leaving if log not in self._reads]
+            self._leaving = [log for log in self._leaving if log in self._reads]
+            used = {id(log.source) for log in (*self._opened.values(), *self._leaving)}
+        for log in unread:
+            if id(log.source) not in used:
+                # Nobody needs it any more, whatever its last words are.
+                with suppress(Exception):
+                    log.close()
 
     def final(self, where: LogPartition) -> int | None:
-        """The offset below which nothing can come any more; None if it is not known yet."""
+        """The offset below which no message can appear any more; None if it is not known yet."""
         if is_virtual(where.topic_id):
-            return self.virtual(where.topic_id).final(where)
-        # Offsets of our own are given when messages are appended.
+            with self.reading(where.topic_id) as log:
+                return log.final(where)
+        # Offsets of real topics are given when messages are appended.
         return self._log.bounds(where.topic_id)[where.partition].end
+
+    def incarnation(self, where: LogPartition, since: int | None = None) -> int:
+        """See `NoticesAnother`."""
+        if is_virtual(where.topic_id):
+            return self.virtual(where.topic_id).incarnation(where, since)
+        return 0
 
     # Reading
 
-    def _read(self, topic_id: str) -> VirtualLog:
-        """The log of a virtual topic, as its topic is now or was a moment ago."""
-        found = self.virtual(topic_id)
-        if self._refresh is not None and monotonic() >= self._refresh_at.get(topic_id, 0.0):
-            self._refresh_at[topic_id] = monotonic() + _REFRESH_EVERY
-            with suppress(PxrsError):
-                self._refresh(found)
-        return found
+    @contextmanager
+    def _fresh(self, topic_id: str) -> Iterator[VirtualLog]:
+        """See `reading`; the log is as its topic is now or was a moment ago."""
+        with self.reading(topic_id) as found:
+            if self._refresh is not None and monotonic() >= self._refresh_at.get(topic_id, 0.0):
+                self._refresh_at[topic_id] = monotonic() + _REFRESH_EVERY
+                with suppress(PxrsError):
+                    self._refresh(found)
+            yield found
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         if is_virtual(where.topic_id):
-            return self._read(where.topic_id).fetch(where, offset, max_bytes)
+            with self._fresh(where.topic_id) as log:
+                return log.fetch(where, offset, max_bytes)
         return self._log.fetch(where, offset, max_bytes)
 
     def fetch_many(
@@ -98,7 +156,8 @@ class LogWithSources:
     ) -> Generator[Fetched | PxrsError]:
         first = places[0][0].topic_id if places else ""
         if all(where.topic_id == first for where, _ in places) and is_virtual(first):
-            yield from self._read(first).fetch_many(places, max_bytes)
+            with self._fresh(first) as log:
+                yield from log.fetch_many(places, max_bytes)
         elif isinstance(self._log, FetchesMany) and not any(
             is_virtual(where.topic_id) for where, _ in places
         ):
@@ -112,13 +171,15 @@ class LogWithSources:
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
         if is_virtual(topic_id):
-            return self.virtual(topic_id).bounds()
+            with self.reading(topic_id) as log:
+                return log.bounds()
         return self._log.bounds(topic_id)
 
     def count(self, topic_id: str, ranges: Mapping[int, Ranges]) -> dict[int, Counted]:
         """See `CountsMessages`."""
         if is_virtual(topic_id):
-            return self.virtual(topic_id).count(ranges)
+            with self.reading(topic_id) as log:
+                return log.count(ranges)
         return {number: Counted(length(each), exact=True) for number, each in ranges.items()}
 
     def size(self, where: LogPartition) -> int:
@@ -134,7 +195,8 @@ class LogWithSources:
 
     def batch_at(self, where: LogPartition, timestamp: int) -> int | None:
         if is_virtual(where.topic_id):
-            return self.virtual(where.topic_id).offset_at(where, timestamp)
+            with self.reading(where.topic_id) as log:
+                return log.offset_at(where, timestamp)
         return self._log.batch_at(where, timestamp)
 
     def watch(self, *where: LogPartition) -> Watch:
@@ -142,10 +204,22 @@ class LogWithSources:
         real = [each for each in where if each.topic_id not in virtual]
         if not virtual:
             return self._log.watch(*real)
-        watches = [self.virtual(topic_id).watch() for topic_id in sorted(virtual)]
+        watches: list[Watch] = [self._following(topic_id) for topic_id in sorted(virtual)]
         if real:
             watches.append(self._log.watch(*real))
         return watches[0] if len(watches) == 1 else _AnyOf(watches)
+
+    def _following(self, topic_id: str) -> _FollowingWatch:
+        watch = _FollowingWatch(topic_id, self._watch_source)
+        with self._lock:
+            # Before it is opened: from then on it is told when the source is replaced.
+            self._watches.add(watch)
+        watch.open()
+        return watch
+
+    def _watch_source(self, topic_id: str) -> Watch:
+        with self.reading(topic_id) as log:
+            return log.watch()
 
     # Writing
 
@@ -154,14 +228,15 @@ class LogWithSources:
             self._log.create(topic_id, partitions)
 
     def drop(self, topic_id: str) -> None:
-        """Let go of a virtual topic's source, which stays as it is."""
+        """Close a virtual topic's source; its rows stay."""
         if not is_virtual(topic_id):
             self._log.drop(topic_id)
             return
         with self._lock:
             gone = self._opened.pop(topic_id, None)
-        if gone is not None:
-            gone.close()
+            if gone is not None:
+                self._leaving.append(gone)
+        self._close_unread()
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
         if any(is_virtual(append.where.topic_id) for append in appends):
@@ -183,8 +258,9 @@ class LogWithSources:
     def close(self) -> None:
         """Close the sources; the store closes its own log."""
         with self._lock:
-            opened, self._opened = self._opened, {}
-        for log in opened.values():
+            opened = [*self._opened.values(), *self._leaving]
+            self._opened, self._leaving = {}, []
+        for log in opened:
             log.close()
 
 
@@ -195,7 +271,7 @@ def _refuse() -> NoReturn:
 
 
 class StoresWithSources:
-    """See `Stores`: all of them as they are, but for the log."""
+    """See `Stores`: the store's own, except for the log."""
 
     def __init__(self, stores: Stores, log: LogWithSources) -> None:
         self._stores = stores
@@ -226,7 +302,7 @@ def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
     topics = Topics(stores.coord, stores.log, clock)
 
     def open_log(topic_id: str) -> VirtualLog:
-        # Programs without virtual topics do not pay for what describes them.
+        # Imported here: programs without virtual topics need not load it.
         from pxrs.sources.descriptions import open_source
 
         for topic in topics.list():
@@ -245,6 +321,69 @@ def with_sources(stores: Stores, clock: Clock) -> StoresWithSources:
             log.topic = topic
 
     return StoresWithSources(stores, LogWithSources(stores.log, open_log, refresh))
+
+
+class _FollowingWatch:
+    """A watch on the source of a virtual topic: on the new one when that is replaced.
+
+    Whoever replaces it sets `_is_behind` and then wakes the watch before. So the thread that waits
+    either sees that before it sleeps, or is woken: it moves in its next `wait`, and that returns
+    true, as something may have come in between. A `wake` that still goes to the watch before is
+    not lost either, for the same reason.
+    """
+
+    def __init__(self, topic_id: str, open_watch: Callable[[str], Watch]) -> None:
+        self.topic_id = topic_id
+        self._open = open_watch
+        # A signal handler may close it in the middle of a move.
+        self._lock = threading.RLock()
+        self._is_behind = False
+        self._closed = False
+        self._watch: Watch | None = None
+
+    def open(self) -> None:
+        """Watch the source that the topic has now."""
+        with self._lock:
+            self._is_behind = False
+            watch = self._open(self.topic_id)
+            before, self._watch = self._watch, watch
+            if self._closed:
+                watch.close()
+        if before is not None:
+            before.close()
+
+    def source_has_changed(self) -> None:
+        """End the wait at hand; the next one is for the new source."""
+        self._is_behind = True
+        self.wake()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._is_behind and self._move():
+            return True
+        assert self._watch is not None
+        return self._watch.wait(timeout)
+
+    def _move(self) -> bool:
+        with self._lock:
+            if self._is_behind and not self._closed:
+                try:
+                    self.open()
+                except PxrsError:
+                    # Trouble is for those who read; until then the watch before sleeps for us.
+                    self._is_behind = True
+                    return False
+        return True
+
+    def wake(self) -> None:
+        watch = self._watch
+        if watch is not None:
+            watch.wake()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._watch is not None:
+                self._watch.close()
 
 
 class _AnyOf:

@@ -54,8 +54,8 @@ class RedisStream:
     time is that of the entry's id. Offsets are ids: milliseconds × 2²² + counter.
 
     Entries that were trimmed are out of range; those deleted one by one are gaps. A replica that is
-    promoted may lack what was read already: then `SourceChanged` stops the readers, if its last id
-    is lower. It needs `pip install 'pxrs[redis]'`.
+    promoted may lack entries that were read already: then `SourceChanged` stops the readers, if its
+    last id is lower. It needs `pip install 'pxrs[redis]'`.
     """
 
     url: str
@@ -96,7 +96,7 @@ class RedisStream:
         return f"RedisStream({self.settings()})"
 
     def open(self, store_url: str) -> OpenRedisStream:
-        """Connects when it is used."""
+        """Return the source, which connects when it is used."""
         try:
             import redis
         except ImportError as error:
@@ -132,7 +132,7 @@ class _Place(NamedTuple):
 
 
 class _Info(NamedTuple):
-    """What the server says of the stream.
+    """The state of the stream as the server reports it.
 
     From `start` on nothing was removed, but for entries that were deleted one by one; `end` is
     above the last id.
@@ -181,7 +181,7 @@ class OpenRedisStream:
         with self._use():
             most = min(limit, self._rows.count)
             last = "+" if until is None else _id_of(max(until - 1, 0))
-            # In one transaction: whatever comes after the look is above the end that it saw.
+            # In one transaction: entries that come after the look are above the end that it saw.
             pipeline = self._client.pipeline(transaction=True)
             pipeline.xinfo_stream(self.stream.stream)
             pipeline.xrange(self.stream.stream, _id_of(offset), last, count=most)
@@ -196,8 +196,8 @@ class OpenRedisStream:
             rows = [self._row(_offset_of(entry), fields) for entry, fields in entries]
             fitting = self._rows.fitting(rows)
             if fitting == len(rows) and len(entries) < most:
-                return SourceRead(rows, max(end, offset))
-            return SourceRead(rows[:fitting], rows[fitting - 1].offset + 1)
+                return SourceRead(rows, max(end, offset), self._rows.size)
+            return SourceRead(rows[:fitting], rows[fitting - 1].offset + 1, self._rows.size)
 
     def last_keys(
         self, stream: int, start: int, end: int, limit: int, partition: int | None = None
@@ -239,7 +239,7 @@ class OpenRedisStream:
         return self._told(pipeline.execute(raise_on_error=False)[0])
 
     def _told(self, told: Mapping[str, Any] | Exception) -> _Info:
-        """What the server says, unless it is less than it said before."""
+        """The server's answer; raises `SourceChanged` if the stream has less than it had before."""
         info = self._info(told)
         before, end = self._seen.end, info.end
         if end.offset < before.offset or end.entries < before.entries:
@@ -260,19 +260,19 @@ class OpenRedisStream:
             raise told
         if "entries-added" not in told:
             raise ConfigError(
-                "this server does not tell how much was removed from a stream; it must be Redis 7, "
-                "Valkey or newer"
+                "the server must be Redis 7, Valkey or newer: this one does not report how many "
+                "entries were removed from a stream"
             )
         added = told["entries-added"]
         end = _Place(_offset_of(told["last-generated-id"]) + 1 if added else 0, added)
         return _Info(self._start(told, end), end)
 
     def _start(self, told: Mapping[str, Any], end: _Place) -> _Place:
-        """From where on nothing was trimmed.
+        """The first place from which on nothing was trimmed.
 
-        The server tells how many entries were removed, not which. They are trimmed from the front:
-        as long as there are as many as were added since a place, they are those. Readers who were
-        at the end when we looked last go on there, though all before it may be gone by now.
+        The server reports how many entries were removed, not which. They are trimmed from the
+        front: as long as there are as many as were added since a place, they are those. Readers
+        that were at the end at the last look go on there, though all before it may be gone by now.
         """
         length, first = told["length"], told["first-entry"]
         places = [
@@ -286,7 +286,7 @@ class OpenRedisStream:
     def watch(self) -> Watch:
         with self._use():
             if self._listener is None:
-                # From here on: whoever is handed a watch hears of all that comes later.
+                # From here on: a watch that is handed out is woken by all that comes later.
                 end = self._look().end.offset
                 client = self._connect(single=True)
                 self._listener = _Listener(client, self.stream.stream, end, self._ring)
@@ -340,7 +340,7 @@ class OpenRedisStream:
 
 
 class _Listener:
-    """A thread in a blocking read, which rings when an entry comes."""
+    """A thread in a blocking read, which wakes the watches when an entry comes."""
 
     def __init__(self, client: Redis, stream: str, end: int, ring: Callable[[], None]) -> None:
         self._client = client
@@ -355,7 +355,7 @@ class _Listener:
     def _run(self) -> None:
         from redis.exceptions import RedisError
 
-        # It has one connection, whose id is known: whoever closes us ends its read by that.
+        # It has one connection, whose id is known: `close` ends its read by that id.
         client = self._client
         while not self._ended.is_set():
             try:
@@ -369,7 +369,7 @@ class _Listener:
                     self._ended.wait(_PAUSE)
             except (RedisError, OSError):
                 self._id = None
-                # Whoever reads is told what is wrong.
+                # Wakes readers, whose reads raise the error.
                 self._ring()
                 self._ended.wait(_TROUBLE)
 

@@ -4,10 +4,10 @@ A file is rotated by renaming: `app.log` becomes `app.log.1` or `app.log-2026013
 `app.log` is made. Its name changes, so files are known by device and inode; these are used again
 once a file was deleted, so the first bytes count, too. An index beside the log numbers files by
 this, for all processes of the host. It is only ever appended to, under a lock, and a number is on
-disk before anybody uses it: what a crash leaves half written is cut off.
+disk before any process uses it: what a crash leaves half written is cut off.
 
 A rotated file may still be written to, by a program that has it open. It is finished once no
-process does, which Linux tells those who own the file: a read lease is granted only then.
+process has, which Linux shows to the file's owner: a read lease is granted only then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pxrs.errors import ConfigError, SourceChanged, StoreBusy, StoreDamaged, Sto
 # Numbers and dates, as programs that rotate append them. Compressed files can't be read.
 _ROTATED = re.compile(r"[.-](?P<suffix>\d[\d_.:T-]*)")
 _HEAD = 256
-# So often is a folder listed until two lists are the same: it changes while files are renamed.
+# How often a folder is listed until two lists are the same: it changes while files are renamed.
 _LISTS = 20
 
 
@@ -65,7 +65,7 @@ class _Found(NamedTuple):
     modified: int
 
 
-class Renamed(Exception):  # noqa: N818 - it is over when the folder is listed again
+class Renamed(Exception):  # noqa: N818 - to list the folder again is enough
     """A file has another name than a moment ago."""
 
 
@@ -96,7 +96,7 @@ class RotatedFiles:
         """The number of the next file; those below that are not there were deleted."""
         return max(self._numbered, default=-1) + 1
 
-    # What is there
+    # The files that exist
 
     def _list(self) -> list[_Found]:
         """The files that have something in them, and the current one as the last.
@@ -139,7 +139,7 @@ class RotatedFiles:
         return list(reversed(unique.values()))
 
     def _match(self, found: Sequence[_Found]) -> list[LogFile] | None:
-        """The files by number; None if the index has to be asked, or written."""
+        """The files by number; None if the index has to be read, or written."""
         by_inode = {(each.device, each.inode): each for each in self._numbered.values()}
         last = self.first_unused - 1
         files = []
@@ -166,7 +166,7 @@ class RotatedFiles:
     def is_finished(self, file: LogFile, settle: float | None, now_ms: int) -> bool:
         """Whether nothing can be written to it any more.
 
-        Where the system does not tell who has it open: if nothing was written for `settle` seconds.
+        Where the system does not show who has it open: if nothing was written for `settle` seconds.
         """
         if file.is_last or file.number in self._finished:
             return not file.is_last
@@ -183,7 +183,7 @@ class RotatedFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """The index, made if need be, with nobody else at it."""
+        """The index, made if need be, locked against other processes."""
         handle = self._open_index()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -194,7 +194,7 @@ class RotatedFiles:
             os.close(handle)
 
     def _open_index(self) -> int:
-        """Opens a file of ours, never one that a stranger has put there, nor what a link names."""
+        """Opens only a file of a trusted user: not a stranger's, and not what a link points to."""
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         for extra in (0, os.O_CREAT | os.O_EXCL, 0):
             try:
@@ -236,7 +236,7 @@ class RotatedFiles:
                 continue
             if known is not None and not _same_head(each, known):
                 if each.path == self.path and known.number == self.first_unused - 1:
-                    continue  # `_match` says what is wrong.
+                    continue  # `_match` raises the error.
                 known = None
             if known is None or known.head_size < min(_HEAD, each.size):
                 head = _head(each)
@@ -269,11 +269,11 @@ class RotatedFiles:
 
 
 def is_open_for_writing(handle: int) -> bool | None:
-    """Whether any process has the file open for writing; None where that is not told.
+    """Whether any process has the file open for writing; None where that can't be known.
 
-    It is told to the file's owner (and root), on Linux, on local disks: by whether a read lease is
-    granted. If somebody opens the file while we have it, we are sent a signal: one that is
-    ignored unless a program asks for it, as the usual one would end the process.
+    The file's owner (and root) can know it, on Linux, on local disks: by whether a read lease is
+    granted. If another process opens the file while this one has the lease, this one gets a
+    signal: one that is ignored unless a program handles it, as the usual one would end the process.
     """
     try:
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)  # type: ignore[attr-defined,unused-ignore]

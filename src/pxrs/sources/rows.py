@@ -1,4 +1,4 @@
-"""Rows of a source: what values of strangers become, and how many to read at a time."""
+"""Rows of a source: how foreign values become bytes, and how many rows to read at a time."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import msgspec
 
 from pxrs.types import Row
 
-# Bytes that are read at a time, about; more are not returned, unless it is one row.
+# About how many bytes are read at a time; a read returns no more, unless it is one row.
 READ_BYTES = 4 * 2**20
 _FIRST_ROWS, _MOST_ROWS = 64, 20_000
-# What a row costs beyond its key and value, about.
+# About how many bytes a row costs beyond its key and value.
 _ROW_BYTES = 100
+_KEY, _VALUE = itemgetter(2), itemgetter(3)
 
 
 class RowsPerRead:
-    """The number of rows to ask for next. It follows from the sizes of those before."""
+    """The number of rows to read next, which follows from the sizes of those before."""
 
-    __slots__ = ("count",)
+    __slots__ = ("count", "size")
 
     def __init__(self) -> None:
         self.count = _FIRST_ROWS
+        # The size of the rows that fitted the last time: see `size_of`.
+        self.size = 0
 
     def fitting(self, rows: Sequence[Row]) -> int:
         """Returns how many of the rows that were read may be returned together; at least one.
@@ -30,20 +33,32 @@ class RowsPerRead:
         As many rows as fit are read next time, but not more than four times as many.
         """
         if not rows:
+            self.size = 0
             return 0
-        size = bytes_of(rows, 2) + bytes_of(rows, 3)
-        room = int(READ_BYTES / (size / len(rows) + _ROW_BYTES))
+        size = _bytes_of(rows)
+        self.size = size + len(rows) * _ROW_BYTES
+        room = READ_BYTES * len(rows) // self.size
         self.count = max(1, min(room, max(self.count, len(rows)) * 4, _MOST_ROWS))
-        return len(rows) if size <= READ_BYTES else first_within(rows)
+        if size <= READ_BYTES:
+            return len(rows)
+        fitting = first_within(rows)
+        self.size = size_of(rows[:fitting])
+        return fitting
 
 
-def bytes_of(rows: Sequence[Row], field: int) -> int:
-    """Returns how many bytes this field of the rows has together; those that are None have none."""
-    return sum(map(len, filter(None, map(itemgetter(field), rows))))
+def size_of(rows: Sequence[Row]) -> int:
+    """Returns about how many bytes of memory the rows take together."""
+    return _bytes_of(rows) + len(rows) * _ROW_BYTES
+
+
+def _bytes_of(rows: Sequence[Row]) -> int:
+    """Returns how many bytes their keys and values have; those that are None have none."""
+    keys, values = map(_KEY, rows), map(_VALUE, rows)
+    return sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
 
 
 def first_within(rows: Sequence[Row], most: int = READ_BYTES) -> int:
-    """Returns how many of the first rows have at most so many bytes; at least one."""
+    """Returns how many of the first rows have at most `most` bytes; at least one."""
     size = 0
     for number, row in enumerate(rows):
         size += len(row[2] or b"") + len(row[3] or b"")
@@ -66,7 +81,7 @@ def as_bytes(value: object) -> bytes | None:
 
 
 def as_json(value: object) -> bytes:
-    """The value as JSON; what JSON does not know as text."""
+    """The value as JSON; types that JSON does not know become text."""
     return msgspec.json.encode(value, enc_hook=str)
 
 

@@ -1,9 +1,9 @@
 """A stream that only offers `subscribe(checkpoint)`, as a source.
 
 A source is read from any offset, by reads that end; a subscription begins somewhere and goes on by
-itself. So a thread takes what the iterator has into a bounded buffer, from which reads are
-answered. Whoever reads from elsewhere, such as a partition that fell behind, gets another
-subscription from there; the one that was used least lately ends then.
+itself. So a thread takes what the iterator yields into a bounded buffer, from which reads are
+answered. A read from elsewhere, such as by a partition that fell behind, gets another subscription
+from there; the least recently used one ends then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pxrs.stores.api import Watch
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Bounds, Row
 
-# (offset, key, value), a Row, or None: nothing is there for now.
+# (offset, key, value), a Row, or None: no row for now.
 Item = tuple[int, Any, Any] | Row | None
 
 _BUFFER_ROWS = 10_000
@@ -51,7 +51,7 @@ _CLOSING = 5.0
 class Subscription:
     """A stream that offers nothing but `subscribe(checkpoint)`.
 
-    That returns an iterator of (offset, key, value), or of `pxrs.sources.Row`, from the offset
+    This returns an iterator of (offset, key, value), or of `pxrs.sources.Row`, from the offset
     `checkpoint` on, by rising offset; keys and values are bytes, text or None. It may be called in
     several threads at a time. Its iterator may block until more comes, or end, and is asked for
     again then. One that blocks should yield None now and then, or have a `cancel()` or `close()`
@@ -61,7 +61,7 @@ class Subscription:
     the stream a second time, to know its end: where the iterator ends, yields None, or has had
     nothing for `quiet` seconds. `start` is the first offset that can be read.
 
-    Functions are in programs only: each process attaches it.
+    Functions can't be recorded: each process attaches the source.
     """
 
     subscribe: Callable[[int], Iterable[Item]]
@@ -84,11 +84,11 @@ class Subscription:
             )
 
     def settings(self) -> dict[str, Any]:
-        """That it was given by a program: there is nothing to keep of it."""
+        """Only that a program gave it: functions can't be recorded."""
         return {"kind": "given", "type": type(self).__name__}
 
     def open(self, store_url: str) -> OpenSubscription:
-        """Begins no subscription yet: the first read does."""
+        """Return the source; its first read begins a subscription."""
         return OpenSubscription(self)
 
 
@@ -102,10 +102,10 @@ class OpenSubscription:
         self._origin = Origin("source")
         self._lock = threading.RLock()
         self._wakeups: Wakeups[None] = Wakeups(self._lock)
-        # Those that were used last at the end.
+        # The most recently used one is last.
         self._cursors: list[_Cursor] = []
         self._retired: list[_Cursor] = []
-        # Follows the end where nobody tells it.
+        # Follows the end of the stream if there is no `end` function.
         self._tail: _Cursor | None = None
         self._seen = subscription.start
         self._closed = False
@@ -124,9 +124,9 @@ class OpenSubscription:
     ) -> SourceRead | None:
         """Reads what is there; waits for rows below the end, which are on their way.
 
-        An iterator that begins and ends after we have looked for the end has no others: the last
-        rows were deleted. None: the cursor was needed elsewhere, or another thread has read on with
-        it, and what was below is not in its buffer any more.
+        An iterator that begins and ends after the end was read has no others: the last rows were
+        deleted. None: the cursor was needed elsewhere, or another thread has read on with it, and
+        what was below is not in its buffer any more.
         """
         with self._lock:
             if cursor.start > offset:
@@ -149,7 +149,7 @@ class OpenSubscription:
         return None
 
     def _take(self, cursor: _Cursor, offset: int, limit: int, until: int | None) -> SourceRead:
-        """Reads the buffer. What came before a failure comes first; then the failure, once."""
+        """Reads the buffer. Rows from before a failure come first; then the failure, once."""
         found = cursor.read(offset, limit, until)
         if found.next == offset and cursor.error is not None:
             self._retire(cursor)
@@ -157,7 +157,7 @@ class OpenSubscription:
         return found
 
     def _cursor(self, offset: int) -> _Cursor:
-        """The subscription that has this offset in its buffer, or comes to it next."""
+        """The subscription that has this offset in its buffer, or will come to it next."""
         with self._lock:
             self._refuse()
             for cursor in self._cursors:
@@ -171,7 +171,7 @@ class OpenSubscription:
             return self._cursors[-1]
 
     def _retire(self, cursor: _Cursor) -> None:
-        """Ends by itself, as soon as its iterator lets it."""
+        """Drop a subscription; its thread ends as soon as its iterator lets it."""
         self._cursors = [each for each in self._cursors if each is not cursor]
         cursor.end()
         self._retired = [each for each in self._retired if each.is_alive()]
@@ -181,7 +181,7 @@ class OpenSubscription:
         return _Cursor(self._subscription.subscribe, offset, self._lock, self._came, keep=keep)
 
     def _came(self, following: int) -> None:
-        """Something happened to a subscription, which has come so far; with the lock held."""
+        """Note progress of a subscription, up to `following`; with the lock held."""
         self._seen = max(self._seen, following)
         self._wakeups.ring([None])
 
@@ -205,7 +205,7 @@ class OpenSubscription:
             return self._seen
 
     def _follow_the_end(self) -> None:
-        """Returns when the end is known, and stays known."""
+        """Wait until the end is known; from then on it stays known."""
         quiet = self._subscription.quiet
         with self._lock:
             self._refuse()
@@ -219,14 +219,16 @@ class OpenSubscription:
                 tail.changed.wait(quiet)
 
     def offset_at(self, stream: int, timestamp: int) -> int | None:
-        raise InvalidRequest("a subscription begins at an offset, so there is no going to a time")
+        raise InvalidRequest(
+            "a subscription begins at an offset; offsets can't be looked up by time"
+        )
 
     def watch(self) -> Watch:
         self._refuse()
         with self._lock:
             watch = self._wakeups.watch(lambda _: True)
             if self._tail is None and not any(cursor.is_drained for cursor in self._cursors):
-                # Nobody listens for more, as there is something to read already.
+                # No cursor waits for more, as there is something to read already.
                 watch.wake()
             return watch
 
@@ -283,7 +285,7 @@ class _Cursor:
     # The reader's side, with the lock held
 
     def read(self, offset: int, limit: int, until: int | None) -> SourceRead:
-        """What the buffer has from there on. Rows below are not asked for again."""
+        """The buffered rows from `offset` on. Rows below are not read again."""
         self._drop(offset)
         found: list[Row] = []
         for row in self._rows:
@@ -308,11 +310,11 @@ class _Cursor:
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that came was read, so that it listens for more."""
+        """Whether all rows that came were read, so that it waits for more."""
         return self._read_up_to >= self.next and not self._is_full and self.error is None
 
     def is_quiet(self, seconds: float) -> bool:
-        """Whether nothing has come for so long."""
+        """Whether nothing has come for `seconds`."""
         return SYSTEM_CLOCK.monotonic() - self._last >= seconds
 
     @property
@@ -320,7 +322,7 @@ class _Cursor:
         return self._size >= READ_BYTES or len(self._rows) >= _BUFFER_ROWS
 
     def end(self) -> None:
-        """Let the thread end."""
+        """Make the thread end."""
         self.ended = True
         self.changed.notify_all()
         # A generator that runs in another thread can't be closed.
@@ -348,7 +350,7 @@ class _Cursor:
                 with self.changed:
                     self._lap()
                     self.changed.wait_for(lambda: self.ended, pause)
-        except Exception as error:  # noqa: BLE001 - told to whoever reads
+        except Exception as error:  # noqa: BLE001 - reads raise it
             with self.changed:
                 self.error = error
                 self._came(self.next)
@@ -366,7 +368,7 @@ class _Cursor:
                     if self.ended:
                         return
         except Exception:
-            # Whoever closes us has interrupted it.
+            # `end` has interrupted it.
             if not self.ended:
                 raise
         finally:
@@ -380,7 +382,7 @@ class _Cursor:
 
     def _take(self, row: Row) -> None:
         if row.offset < self.start and self.next == self.start:
-            # It begins a little earlier than it was asked to.
+            # The stream begins a little earlier than asked.
             return
         if row.offset < self.next:
             raise SourceChanged(

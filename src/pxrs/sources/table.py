@@ -1,12 +1,13 @@
 """A table or view that producers write to already, as a source.
 
-`Table` says which one it is and which of its columns are what; `OpenTable` reads it. A row is
+`Table` names it and the roles of its columns; `OpenTable` reads it. A row is
 delivered once it is final (`core/settling.py`): no row with a lower id can appear any more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from pxrs.sources.tables.api import (
     Columns,
     KeepsPartitions,
     Look,
+    NoticesAnother,
     Preparation,
     Record,
     TableDatabase,
@@ -45,7 +47,7 @@ from pxrs.urls import check_url, public
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# Ids that are looked at for one without a gap while a writer has to be waited for.
+# How many ids are checked for a gap while a writer has to be waited for.
 _IDS = 1000
 _MOST_SECONDS = 24 * 3600.0
 
@@ -63,8 +65,8 @@ class Table:
     `engine` is a SQLAlchemy engine for that database, instead of `url`: this process reads on its
     connections. Its URL is recorded, without a password, for processes that do not bring one.
 
-    `settle` is how many seconds a missing id is waited for where the database does not tell who is
-    writing: longer than the longest transaction that writes to the table.
+    `settle` is how many seconds a missing id is waited for where the database does not show which
+    transactions are writing: longer than the longest one that writes to the table.
     """
 
     name: str
@@ -108,7 +110,7 @@ class Table:
     def values(self) -> tuple[str, ...]:
         return named(self.value)
 
-    # What a row's key is hashed with: databases can compute it, too.
+    # The hash of a row's key: databases can compute it, too.
     partitioner = "md5"
 
     def settings(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class Table:
         )
 
     def open(self, store_url: str) -> OpenTable:
-        """Connect to the database; the store's own, unless the table is elsewhere."""
+        """Connect to the table's database: the store's own, without `url` and `engine`."""
         from pxrs.sources.tables.opening import open_table_database
 
         if self.engine is not None:
@@ -151,7 +153,7 @@ class Table:
 
 
 class OpenTable:
-    """See `Source`. One connection, which threads take in turn."""
+    """See `Source`. One connection, which threads use in turn."""
 
     streams = 1
 
@@ -163,12 +165,18 @@ class OpenTable:
         self._lock = threading.RLock()
         self._settling = Settling()
         self._top = -1
+        # How often other rows were seen to stand where those stood that were read, and the last
+        # time's account; what the database has noticed of that.
+        self._incarnation = 0
+        self._why = ""
+        self._replaced = 0
+        self._notices = database if isinstance(database, NoticesAnother) else None
         self._rows = RowsPerRead()
         self._make = _maker(table)
         self._closed = False
         self._filters = table.partition is not None
         self._channel: str | None = None
-        # Of the virtual topic; and the ids, first and last, whose rows all name one of them.
+        # Those of the virtual topic; first and last id between which all rows name one of them.
         self._partitions: int | None = None
         self._sound = (0, -1)
         # How many rows the database has returned.
@@ -177,7 +185,7 @@ class OpenTable:
     def use(
         self, partitions: int, partition: str | None = None, channel: str | None = None
     ) -> None:
-        """Use what `prepare` has added to the table; a column that is gone is done without.
+        """Use what `prepare` has added to the table, without a column that is gone.
 
         `partitions` is how many the virtual topic has.
         """
@@ -203,12 +211,12 @@ class OpenTable:
             )
 
     def preparation(self, partitions: int) -> Preparation:
-        """What `prepare` has to do to the table."""
+        """The changes that `prepare` has to make to the table."""
         with self._use():
             return self._keeping().preparation(partitions)
 
     def execute(self, statement: str) -> None:
-        """Change the table as `preparation` says."""
+        """Execute one statement of `preparation`."""
         with self._use():
             self._keeping().execute(statement)
 
@@ -221,18 +229,28 @@ class OpenTable:
         """Refuse a table that can't be read in parallel."""
         with self._lock:
             self.database.check()
+            if self.database.select(-(2**63), -1, 1):
+                raise ConfigError(
+                    f"offset must be 0 or more; {self.table.offset!r} of {self.table.name!r} is "
+                    "negative in some rows, which would never be delivered: attach a view that "
+                    f"leaves them out (WHERE {self.table.offset} >= 0)"
+                )
             self._settle_of(self.database.look())
 
     def _settle_of(self, look: Look) -> float:
-        """How many seconds to wait for a missing id; 0 where it is known who is writing."""
+        """How many seconds to wait for a missing id; 0 where the writers are known."""
         if look.writers is not None:
             return 0.0
         if self.table.settle is None:
+            if look.passes:
+                return math.inf
             grant = f"GRANT {look.right} to this user, or " if look.right else ""
+            why = f"{self.database.place} does not show who writes to {self.table.name!r}"
+            if look.because:
+                why = f"{self.table.name!r} in {self.database.place}: {look.because}"
             raise ConfigError(
-                f"{self.database.place} does not tell who writes to {self.table.name!r}, so a "
-                f"missing id may still come: {grant}say with settle= for how many seconds, longer "
-                "than the longest transaction that writes to it"
+                f"{why}, so a missing id may still come: {grant}give settle=, the seconds to wait "
+                "for it, longer than the longest transaction that writes to it"
             )
         return self.table.settle
 
@@ -251,10 +269,10 @@ class OpenTable:
             return self._before_odd_ones(offset, read)
 
     def _before_odd_ones(self, offset: int, read: SourceRead) -> SourceRead:
-        """What was read, up to the first row that names no partition.
+        """The rows that were read, up to the first one that names no partition.
 
-        No reader would find such a row, so nobody may go past it: `DamagedBatch` at its id. Only
-        the program that writes fills a column of its own; ours is computed by the database.
+        No reader would find such a row, so none may go past it: `DamagedBatch` at its id. Only a
+        column that programs fill needs this; the one of `prepare` is computed by the database.
         """
         if self.table.partition is None or self._partitions is None or read.next == offset:
             return read
@@ -295,24 +313,46 @@ class OpenTable:
     def _read(
         self, offset: int, limit: int, until: int | None, partition: int | None
     ) -> SourceRead:
+        incarnation = self._incarnation
         final = self._settling.final
         if offset > final:
             final = self._look()
         if offset > final:
-            # Rows that follow without a gap are final, whoever is still writing.
+            # Rows that follow without a gap are final, even if others are still writing.
             final = following(offset - 1, self.database.ids(offset - 1, min(limit, _IDS)))
         last = final if until is None else min(final, until - 1)
         if last < offset:
             return SourceRead([], offset)
         most = min(limit, self._rows.count)
         found = self.database.select(offset, last, most, partition)
-        _refuse_repeats(found, self.table)
-        rows = self._make(found)
+        if self._notices is not None:
+            # After it has read by the table's name: up to here it was the same table.
+            self._notice(self._notices.replaced())
+        self.incarnation(stream=0, since=incarnation)
+        self._refuse_repeats(found, most)
+        # Making one tuple of another for each row is a fifth of the cost of reading it.
+        rows: list[Row] = found if self.database.gives_rows else self._make(found)  # type: ignore[assignment]
         self.rows_read += len(rows)
         fitting = self._rows.fitting(rows)
         if fitting == len(rows) < most:
-            return SourceRead(rows, last + 1)
-        return SourceRead(rows[:fitting], rows[fitting - 1][0] + 1)
+            return SourceRead(rows, last + 1, self._rows.size)
+        return SourceRead(rows[:fitting], rows[fitting - 1][0] + 1, self._rows.size)
+
+    def _refuse_repeats(self, found: Sequence[Record], limit: int) -> None:
+        """A view may have an id twice. A checkpoint stands behind the one, and before the other.
+
+        If there may be more rows, the last one's double may be the first that was left out.
+        """
+        numbers = set(map(itemgetter(0), found))
+        last = found[-1][0] if len(found) == limit else None
+        if len(numbers) < len(found) or (
+            last is not None and self.database.ids(last - 1, 2) == [last, last]
+        ):
+            raise SourceChanged(
+                f"{self.table.offset!r} of {self.table.name!r} is not unique: two rows have the "
+                "same id, and a checkpoint could not stand between them. Name a column that is "
+                "unique"
+            )
 
     def bounds(self, stream: int) -> Bounds:
         with self._use():
@@ -328,29 +368,57 @@ class OpenTable:
     def _look(self) -> int:
         """Find out up to which id rows are final."""
         look = self.database.look()
-        top, writers, _ = look
-        # A right may have been taken away since it was attached.
-        settle = self._settle_of(look)
+        top, writers = look.top, look.writers
         before = self._settling.final
         if top < before:
-            raise SourceChanged(
-                f"{self.table.name!r} in {self.database.place} was read up to id {before}, and its "
-                f"highest id is {top} now: it was truncated, restored or made anew. Rows with ids "
-                "up to there would never be delivered. Detach the topic and attach the table under "
-                "another name, or reset the groups to where they are to go on"
-            )
+            self._replaced = look.replaced
+            self._begin_anew(f"was read up to id {before}, and its highest id is {top} now: it")
+        else:
+            self._notice(look.replaced)
+        # A right may have been taken away since it was attached.
+        settle = self._settle_of(look)
         self._top = top
-        final = self._settling.look(top, writers or frozenset(), self._clock.monotonic(), settle)
+        final = self._settling.look(top, writers, self._clock.monotonic(), settle)
         if final < top and final >= 0:
             final = self._settling.follow(self.database.ids(final, _IDS))
         return final
+
+    def _notice(self, replaced: int) -> None:
+        """`replaced`: what the database has noticed, see there."""
+        if replaced != self._replaced:
+            self._replaced = replaced
+            if self._top >= 0:
+                self._begin_anew("is not the one that was read: it")
+
+    def _begin_anew(self, why: str) -> None:
+        """Nothing that was known holds for the rows that are there now.
+
+        Whoever stands at an offset of the rows that were there learns it by `incarnation`; those
+        who begin now, and an operator who wants to know where to continue, may read them.
+        """
+        self._incarnation += 1
+        self._why = why
+        self._settling = Settling()
+        self._top = -1
+        self._sound = (0, -1)
+
+    def incarnation(self, stream: int, since: int | None = None) -> int:
+        """See `NoticesAnother`."""
+        if since is not None and since != self._incarnation:
+            raise SourceChanged(
+                f"{self.table.name!r} in {self.database.place} {self._why} was truncated, restored "
+                "or made anew. Rows with ids up to there would never be delivered. Detach the "
+                "topic and attach the table under another name, or reset the groups to where they "
+                "are to continue"
+            )
+        return self._incarnation
 
     def offset_at(self, stream: int, timestamp: int) -> int | None:
         with self._use():
             if self.table.timestamp is None:
                 raise InvalidRequest(
-                    f"{self.table.name!r} was attached without timestamp=, so there is no going to "
-                    "a time in it"
+                    f"{self.table.name!r} was attached without timestamp=, so offsets can't be "
+                    "looked up by time"
                 )
             return self.database.first_at(timestamp)
 
@@ -362,10 +430,10 @@ class OpenTable:
         return PollingWatch(self._changes)
 
     def _changes(self) -> object:
-        """Something new when there may be more to read; trouble is for those who read."""
+        """A value that differs when there may be more to read; errors are left to reads."""
         with suppress(PxrsError), self._use():
             if self._settling.is_waiting:
-                # A writer that rolls back changes nothing that could be seen.
+                # A writer that rolls back changes nothing else that could be seen.
                 return (self._look(), self.database.changes())
             return (self._settling.final, self.database.changes())
         return None
@@ -384,15 +452,6 @@ class OpenTable:
             if self._closed:
                 raise Closed(f"the source over {self.table.name!r} was closed")
             yield
-
-
-def _refuse_repeats(found: Sequence[Record], table: Table) -> None:
-    """A view may have an id twice: half of such a pair would be skipped at a chunk's end."""
-    if len(set(map(itemgetter(0), found))) < len(found):
-        raise SourceChanged(
-            f"{table.offset!r} of {table.name!r} is not unique: two rows have the same id, and a "
-            "checkpoint could not stand between them. Name a column that is unique"
-        )
 
 
 def _maker(table: Table) -> Callable[[Sequence[Record]], list[Row]]:

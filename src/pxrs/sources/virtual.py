@@ -2,8 +2,8 @@
 
 All partitions that this process reads share one scan. What is read lies in chunks, split by
 partition, and each partition goes on where its chunk ends, so they stay together by themselves. A
-slow one falls out of the chunks that are kept, and what it needs is read again for it: it stalls
-nobody, and memory stays bounded.
+slow one falls out of the chunks that are kept, and what it needs is read again for it: it does not
+stall the others, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from pxrs.core.lag import count_rows, share
 from pxrs.core.records import Ranges
 from pxrs.core.routing import hasher
 from pxrs.errors import ConfigError, OffsetOutOfRange, PartitionNotFound, PxrsError
-from pxrs.sources.api import FiltersPartitions, LastKeys, Source, TellsLastKeys
-from pxrs.sources.rows import bytes_of
+from pxrs.sources.api import (
+    FiltersPartitions,
+    LastKeys,
+    NoticesAnotherStream,
+    Source,
+    SourceRead,
+    TellsLastKeys,
+)
+from pxrs.sources.rows import size_of
 from pxrs.stores.api import Watch
 from pxrs.topics import PREPARED
 from pxrs.types import Bounds, Counted, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
@@ -27,11 +34,9 @@ from pxrs.types import Bounds, Counted, Fetched, LogPartition, Row, StoredBatch,
 _ROWS = 5000
 _KEPT_BYTES = 16 * 2**20
 _MOST_CHUNKS = 64
-# What a row costs beyond its key and value, about.
-_ROW_BYTES = 100
-# Partitions of so many keys are remembered.
+# Of how many keys the partitions are remembered.
 _MOST_KEYS = 2**16
-# How many rows are looked at for a lag, and how many of a partition at least.
+# How many rows are read for a lag, and how many of a partition at least.
 _COUNTED = 10_000
 _COUNTED_AT_LEAST = 500
 
@@ -61,27 +66,31 @@ class VirtualLog:
         self._hash = hasher(topic.partitioner, self._per_stream)
         self._partition_of_key: dict[bytes | None, int] = {}
         self._lock = threading.Lock()
-        # By stream and start; those that were used last at the end.
+        # By stream and start; the most recently used one is last.
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        # The incarnation of the source that they were read from, by stream.
+        self._incarnations: dict[int, int] = {}
         self._kept = 0
 
     @property
     def is_prepared(self) -> bool:
-        """Whether its source is read by what `prepare` has added."""
+        """Whether the source is read with the column that `prepare` has added."""
         return PREPARED in (self.topic.source or {})
 
     def fetch(self, where: LogPartition, offset: int, max_bytes: int) -> Fetched:
         """See `LogStore.fetch`; `max_bytes` is for the rows of this partition."""
         partition = self._check(where)
         stream = partition // self._per_stream
+        before = self._incarnation(stream)
         bounds = self._bounds(stream, where, offset)
         batch = self._filtered(stream, partition, offset)
         if batch is None:
             with self._lock:
                 chunk = self._chunk(stream, offset)
             batch = _cut(chunk, partition, offset)
+        self._incarnation(stream, before)
         batch = _within(batch, max_bytes)
-        # The seam speaks of encoded batches; those who decode them know rows, too.
+        # The seam's type has encoded batches; the code that decodes them takes rows, too.
         batches = cast(list[StoredBatch], [batch] if batch.next > offset else [])
         return Fetched(batches, bounds.start, max(bounds.end, batch.next))
 
@@ -106,7 +115,7 @@ class VirtualLog:
         }
 
     def count(self, ranges: Mapping[int, Ranges]) -> dict[int, Counted]:
-        """See `CountsMessages`. Of a source that tells no keys it is an even share of offsets."""
+        """See `CountsMessages`. For a source without `last_keys` it is an even share of offsets."""
         waiting = {number: each for number, each in ranges.items() if each}
         found = {number: Counted(0, exact=True) for number in ranges}
         for stream in {number // self._per_stream for number in waiting}:
@@ -132,7 +141,7 @@ class VirtualLog:
     def _count_by_hash(
         self, stream: int, source: TellsLastKeys, ranges: Mapping[int, Ranges]
     ) -> dict[int, Counted]:
-        """Looks at the newest rows once, for all partitions."""
+        """Counts from one look at the newest rows, for all partitions."""
         start = min(each[0][0] for each in ranges.values())
         end = max(each[-1][1] for each in ranges.values())
         rows, low = source.last_keys(stream, start, end, _COUNTED) or LastKeys([], end)
@@ -153,6 +162,22 @@ class VirtualLog:
     def offset_at(self, where: LogPartition, timestamp: int) -> int | None:
         """Offset of the source's first row of that time or later, in whichever partition."""
         return self.source.offset_at(self._check(where) // self._per_stream, timestamp)
+
+    def incarnation(self, where: LogPartition, since: int | None = None) -> int:
+        """See `NoticesAnother`."""
+        return self._incarnation(self._check(where) // self._per_stream, since)
+
+    def _incarnation(self, stream: int, since: int | None = None) -> int:
+        """The source's; forgets the rows of an earlier one."""
+        if not isinstance(self.source, NoticesAnotherStream):
+            return 0
+        now = self.source.incarnation(stream)
+        with self._lock:
+            if self._incarnations.setdefault(stream, now) != now:
+                self._incarnations[stream] = now
+                for place in [place for place in self._chunks if place[0] == stream]:
+                    self._kept -= self._chunks.pop(place).size
+        return self.source.incarnation(stream, since)
 
     def watch(self) -> Watch:
         """Wakes when there may be more to read."""
@@ -182,7 +207,7 @@ class VirtualLog:
         read = self.source.read_partition(stream, partition, offset, _ROWS)
         if read is None:
             return None
-        return StoredRows(offset, read.next, read.rows, sum(map(_size, read.rows)))
+        return StoredRows(offset, read.next, read.rows, _size(read))
 
     def _kept_chunk(self, stream: int, offset: int) -> _Chunk | None:
         for (of, start), chunk in reversed(self._chunks.items()):
@@ -191,31 +216,29 @@ class VirtualLog:
         return None
 
     def _chunk(self, stream: int, offset: int) -> _Chunk:
-        """The chunk with this offset: one that is kept, or read anew up to the next that is."""
+        """The chunk with this offset: one that is kept, or else read, up to the next kept one."""
         kept = self._kept_chunk(stream, offset)
         if kept is not None:
             self._chunks.move_to_end((stream, kept.start))
             return kept
         later = [start for of, start in self._chunks if of == stream and start > offset]
         read = self.source.read(stream, offset, _ROWS, min(later, default=None))
-        chunk = self._split(stream, offset, read.rows, read.next)
+        chunk = self._split(stream, offset, read)
         if chunk.next > offset:
             self._keep(stream, chunk)
         return chunk
 
-    def _split(self, stream: int, offset: int, rows: list[Row], following: int) -> _Chunk:
+    def _split(self, stream: int, offset: int, read: SourceRead) -> _Chunk:
         split: list[list[Row]] = [[] for _ in range(self._per_stream)]
         known = self._partition_of_key
-        for row in rows:
+        for row in read.rows:
             try:
                 split[known[row[2]]].append(row)
             except KeyError:
                 split[self._learn(row[2])].append(row)
-        size = bytes_of(rows, 3) + len(rows) * _ROW_BYTES
         first = stream * self._per_stream
-        return _Chunk(
-            offset, following, {first + place: found for place, found in enumerate(split)}, size
-        )
+        by_partition = {first + place: found for place, found in enumerate(split)}
+        return _Chunk(offset, read.next, by_partition, _size(read))
 
     def _learn(self, key: bytes | None) -> int:
         if len(self._partition_of_key) >= _MOST_KEYS:
@@ -244,8 +267,8 @@ def check_streams(partitions: int, source: Source) -> None:
         )
 
 
-def _size(row: Row) -> int:
-    return _ROW_BYTES + len(row[2] or b"") + len(row[3] or b"")
+def _size(read: SourceRead) -> int:
+    return size_of(read.rows) if read.size is None else read.size
 
 
 def _cut(chunk: _Chunk, partition: int, offset: int) -> StoredRows:
@@ -261,9 +284,9 @@ def _within(batch: StoredRows, max_bytes: int) -> StoredRows:
         return batch
     size, count = 0, 0
     for row in batch.rows:
-        size += _size(row)
+        size += size_of((row,))
         if count and size > max_bytes:
             break
         count += 1
     rows = batch.rows[:count]
-    return StoredRows(batch.base, rows[-1][0] + 1, rows, sum(map(_size, rows)))
+    return StoredRows(batch.base, rows[-1][0] + 1, rows, size_of(rows))

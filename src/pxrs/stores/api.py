@@ -79,10 +79,10 @@ class CallsBack(Protocol):
     """A `Watch` that can call back, for one thread that waits for many of them."""
 
     def on_wake(self, call: Callable[[], None]) -> None:
-        """Have this called when the watch is woken or closed: then `wait(0)` tells of it.
+        """Call `call` when the watch is woken or closed; `wait(0)` returns true after that.
 
-        It may be called by any thread and under a lock of the store. What a store finds out only
-        in `wait`, as that time has passed, is not called: look now and then.
+        Any thread may call it, also under a lock of the store. For what a store notices only in
+        `wait`, such as that a time has passed, there is no call: look now and then.
         """
         ...
 
@@ -101,9 +101,9 @@ class Session(Protocol):
         ...
 
     def remaining(self) -> float:
-        """Seconds for which no other can take this session's place, by this process's own clock.
+        """Seconds for which no other process can end this session, by this process's own clock.
 
-        Counted from when the last successful renewal was sent. 0 when it is over.
+        Counted from when the last successful renewal was sent. 0 when the session is over.
         """
         ...
 
@@ -113,9 +113,9 @@ class Session(Protocol):
 
 
 class LentSession(Session, Protocol):
-    """A `Session` of `LendsSessions`, as the handle knows it that adopted it last.
+    """A `Session` of `LendsSessions`: the handle of the process that opened or adopted it.
 
-    Once another one has adopted it, renewing it through this one may raise `SessionLost`.
+    Once another handle has adopted it, renewing it through this one may raise `SessionLost`.
     """
 
     def abandon(self) -> None:
@@ -153,8 +153,9 @@ class CoordStore(Protocol):
     def watch(self, *where: str) -> Watch:
         """Wakes on a change of any of these records, its vanishing included.
 
-        A record by its key, or all in a folder: that ends with a slash, or is empty. A watch may
-        wake for others too.
+        Each of `where` is the key of a record, or a folder: text that ends with a slash, or is
+        empty for all. A watch may wake for other records too. It may miss a record that was made
+        and removed before this handle has read it.
         """
         ...
 
@@ -173,18 +174,18 @@ class LogStore(Protocol):
         ...
 
     def drop(self, topic_id: str) -> None:
-        """Remove the partitions and all they hold. Dropping what is not there is fine."""
+        """Remove the partitions and all they hold. Does nothing if there are none."""
         ...
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """Append all batches durably, in order per partition; what became of each.
+        """Append all batches durably, in order per partition; returns the result of each.
 
-        Each stands alone: an error is said of the batch that it belongs to, the others get their
-        offset. `OutcomeUnknown` is said of a batch that may be in the log, or may still come
-        there; every other error only of one that this call did not append and never will. Behind
-        a batch that is unknown, or whose error is retryable, the later ones of its partition are
-        not appended. An exception is an error of all the batches alike. Sending the same batches
-        again is safe where they carry a producer id.
+        Each batch stands alone: one that fails gets its error, the others get their offset.
+        `OutcomeUnknown` means that the batch may be in the log, or may still get there; every
+        other error means that this call did not append it and never will. Behind a batch that is
+        unknown, or whose error is retryable, the later ones of its partition are not appended. A
+        raised exception applies to all batches alike. Sending the same batches again is safe where
+        they carry a producer id.
         """
         ...
 
@@ -192,8 +193,8 @@ class LogStore(Protocol):
         """Batches from the one that holds `offset`, at most `max_bytes` but at least one.
 
         Empty at the end only. Raises `OffsetOutOfRange` outside of it, `TopicNotFound` or
-        `PartitionNotFound` if there is no such partition: all three are true of what is stored, not
-        of what one replica of several believes. Without a majority that is `StoreUnavailable`.
+        `PartitionNotFound` if there is no such partition: all three describe what is stored, not
+        what one replica of several believes. Without a majority it raises `StoreUnavailable`.
         """
         ...
 
@@ -212,7 +213,7 @@ class LogStore(Protocol):
     def trim(self, where: LogPartition, before: int) -> int:
         """Drop whole batches that end at or below `before`; returns the new start.
 
-        Offsets are never given twice: an emptied partition goes on where it was.
+        No offset is given to two messages: an emptied partition goes on where it was.
         """
         ...
 
@@ -236,16 +237,16 @@ class QueueStore(Protocol):
     """Work queues: items that are held by one transaction at a time, counted by delivery.
 
     Items without a key are handed out by priority, then by age, roughly. Items of one key, and
-    all items of a fifo queue, strictly in the order in which they were put: the next one when
-    the one before is done or dead, or when the same transaction holds it. One that is delayed
-    or backs off holds up those behind it.
+    all items of a fifo queue, are handed out strictly in the order in which they were put: the next
+    one when the one before is done or dead, or when the same transaction holds it. An item that is
+    delayed or backs off blocks those behind it.
     """
 
     @property
     def limits(self) -> QueueLimits: ...
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
-        """Make a queue. One that is just so is returned; raises `QueueExists` if it differs."""
+        """Make a queue, or return the one of that name; raises `QueueExists` if it differs."""
         ...
 
     def find(self, name: str) -> Queue | None: ...
@@ -269,39 +270,41 @@ class QueueStore(Protocol):
         unit: str = "",
         suspects: bool = True,
     ) -> Taken:
-        """Hold up to `count` items for the holder, each counted durably as one more delivery.
+        """Hold up to `count` items for the holder, each counted as one more delivery.
 
+        The death of a process never undoes the count. A power cut that ends every holder may undo
+        it, except for the item's last delivery (`most`): that is on the disk first.
         An item that was delivered `most` times is not handed out again: it is dead. One whose
         holder died, or was too late, is a suspect: it is handed out alone. Without `suspects` it
-        is neither handed out nor counted; when it is next nothing is, and `Taken.suspect` says
-        so. A hold ends with the holder's session, or after `lock_for` seconds. Raises
-        `SessionLost` if the session is over; a queue that does not exist is empty. `unit` names
-        this very call, to be asked after with `held`.
+        is neither handed out nor counted; when a suspect is next, nothing is handed out and
+        `Taken.suspect` is set. A hold ends with the holder's session, or after `lock_for` seconds.
+        Raises `SessionLost` if the session is over; a queue that does not exist is empty. `unit`
+        names this very call: `held` finds out what it took.
         """
         ...
 
     def held(self, queue: str, holder: Holder, unit: str) -> list[Delivery]:
         """List what the holder holds in the queue, once its `take` named `unit` can't change that.
 
-        It waits for that `take` if it is under way. If it has not begun by then it is refused
-        with `Fenced` whenever it comes: the answer is final.
+        It waits for that `take` if it is under way. A `take` that has not begun by then is refused
+        with `Fenced` whenever it arrives: the answer is final.
         """
         ...
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
-        """Hold on for `lock_for` seconds from now. Raises `Fenced` if one is not held any more."""
+        """Hold them for `lock_for` seconds from now. Raises `Fenced` if one is no longer held."""
         ...
 
     def apply(self, change: QueueChange) -> list[int | None]:
         """Remove and put, in one durable commit; the new items' ids, None for a duplicate.
 
-        Queues that are put to are made if need be. Raises `Fenced` if an item to be removed is
-        not held any more by this holder at this delivery, `SessionLost` if the session is over:
-        then nothing was done. The session is not looked at where nothing is removed.
+        Queues that items are put to are created if they do not exist. Raises `Fenced` if an item to
+        be removed is no longer held by this holder at this delivery, `SessionLost` if the session
+        is over: then nothing was done. Where nothing is removed, the session is not checked.
 
-        It leaves evidence under its unit's name, if it has one, until a later change of the session
-        forgets it, or long after the session's end by the store's own clock. A unit that `outcome`
-        has given up is refused with `Fenced`.
+        A change with a unit leaves evidence under the unit's name. It stays until a later change of
+        the session forgets it, or until long after the session's end by the store's own clock. A
+        unit that `outcome` has given up is refused with `Fenced`.
         """
         ...
 
@@ -309,20 +312,22 @@ class QueueStore(Protocol):
         """Return the outcome of a unit, applied here or by `atomic`, whose answer did not arrive.
 
         It waits for the unit if that is under way. `DONE` and `NEVER` are final: a unit that has
-        not been committed by then is refused whenever it comes. `UNKNOWN` if there is no evidence
-        and the session is over: it may have been forgotten. (A store that knows better may say so.)
+        not been committed by then is refused whenever it arrives. `UNKNOWN` if there is no evidence
+        and the session is over: the evidence may have been forgotten. (A store that knows better
+        may return that.)
         """
         ...
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
-        """Give items back. One that is not held by this holder any more is left alone."""
+        """Give items back. Ignores those that this holder no longer holds."""
         ...
 
     def reap(self) -> float | None:
-        """Free what is held by ended sessions and past its time; when to look again, in seconds.
+        """Free items whose holder's session has ended or whose lock has run out.
 
-        An item whose holder died at its last delivery is dead. `take` does this when it must; call
-        it now and then for queues from which no one takes.
+        Returns in how many seconds to call again. An item whose holder died at its last delivery
+        becomes dead. `take` does all this when it must; call it now and then for queues from which
+        no consumer takes.
         """
         ...
 
@@ -340,15 +345,15 @@ class QueueStore(Protocol):
         ...
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
-        """Remove items that are not held, dead ones too; how many there were."""
+        """Remove items that are not held, dead ones too; returns how many there were."""
         ...
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
-        """Put dead items back at the queue's end, not delivered yet; how many there were."""
+        """Put dead items back at the end of the queue with no deliveries; returns how many."""
         ...
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
-        """Remove everything in the given states (all but held and dead if none); how many."""
+        """Remove items in the given states (all but held and dead if none); returns how many."""
         ...
 
     def watch(self, *queues: str) -> Watch:
@@ -360,15 +365,15 @@ class QueueStore(Protocol):
 
 @runtime_checkable
 class ItemRestorer(Protocol):
-    """A `QueueStore` that can be filled with what another one held: `pxrs store copy` needs it."""
+    """A `QueueStore` that can be filled from another one: `pxrs store copy` needs it."""
 
     def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
-        """Add items under the numbers they had elsewhere, and as they stood there; how many.
+        """Add items of another store under the same ids and in the same state; returns how many.
 
-        Order, priority, deliveries, times and errors are kept, and dead items are dead. What was
-        held there is free here and handed out alone, as if its holder had died. A number that is
-        there already is left as it is, so doing it again does no harm. Items that are put later
-        come after. Raises `QueueNotFound`; at most `limits.items` at a time.
+        Order, priority, deliveries, times and errors are kept, and dead items are dead. An item
+        that was held there is free here and handed out alone, as if its holder had died. An id that
+        exists already is left as it is, so a repeated call does no harm. Items that are put later
+        come after these. Raises `QueueNotFound`; takes at most `limits.items` at a time.
         """
         ...
 
@@ -376,11 +381,11 @@ class ItemRestorer(Protocol):
 class Atomic(Protocol):
     """Collects changes to several stores and applies them in one engine commit.
 
-    Leaving the block applies and commits; leaving it by an exception rolls back. A transaction
-    that was ended inside the block, by the caller or the engine, makes leaving it an
-    `InvalidRequest`, even if another has begun since: nothing is applied without what was done
-    before. If leaving is interrupted, the block is left once more, by the interrupt: what has
-    ended by then stays so.
+    Leaving the block applies and commits; leaving it by an exception rolls back. If the caller or
+    the engine ended the transaction inside the block, leaving the block raises `InvalidRequest`,
+    even if another transaction has begun since: nothing is applied without what was done before.
+    If leaving is interrupted, the interrupt leaves the block once more: what has ended by then
+    stays so.
     After the block `versions`, `appended` and `queued` hold what `commit`, `append` and
     `QueueStore.apply` would have returned.
     """
@@ -393,7 +398,7 @@ class Atomic(Protocol):
     def lost(self, error: BaseException) -> PxrsError | None:
         """Translate an error of a statement on `connection`, if the connection was lost with it.
 
-        None if it is the statement's own error, which is the caller's to handle.
+        None if it is an error of the statement itself, which the caller handles.
         """
         ...
 
@@ -406,8 +411,9 @@ class Atomic(Protocol):
     def is_exclusive(self) -> bool:
         """Whether no other process can change the store until the block ends.
 
-        Then no hold can be extended meanwhile, nor lost: one whose time was not over when the
-        block began is held until it ends. Where it is false, `QueueStore.extend` works beside it.
+        Then no hold can be extended or lost meanwhile: an item whose lock had not run out when the
+        block began is held until the block ends. Where it is false, `QueueStore.extend` can be
+        called while the block runs.
         """
         ...
 
@@ -425,14 +431,14 @@ class Atomic(Protocol):
     def write(self, *writes: Write) -> None: ...
 
     def append(self, where: LogPartition, batch: Batch) -> None:
-        """Batches inside a transaction carry no producer id: a rollback would leave a gap."""
+        """Add a batch. It must carry no producer id: a rollback would leave a sequence gap."""
         ...
 
     def queue(self, change: QueueChange) -> None:
-        """At most one: a unit of work has one holder.
+        """Add a queue change, at most one: a unit of work has one holder.
 
-        An empty one is worth its place: its unit is what `QueueStore.outcome` can be asked about
-        when the answer to the commit does not come (`OutcomeUnknown`).
+        An empty change is useful, too: `QueueStore.outcome` can look up its unit when the answer to
+        the commit does not arrive (`OutcomeUnknown`).
         """
         ...
 
@@ -464,8 +470,8 @@ class Stores(Protocol):
     def atomic(self, connection: Any = None) -> AbstractContextManager[Atomic]:
         """One commit across the stores, on the caller's own connection if one is given.
 
-        One that comes as `pxrs.stores.connections.Lent` is committed, or rolled back, when the
-        block is left. Any other is joined: the changes are applied when the block is left and
+        A connection wrapped in `pxrs.stores.connections.Lent` is committed, or rolled back, when
+        the block is left. Any other is joined: the changes are applied when the block is left and
         land when, and only if, the caller commits; raises `InvalidRequest` if it is in no
         transaction and would begin none. Raises `NotAtomic` where the stores can't commit together.
         """
@@ -485,7 +491,7 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
     if len(checks) + len(writes) > limits.operations:
         raise InvalidRequest(
             f"{len(checks) + len(writes)} operations in one commit; "
-            f"this store takes {limits.operations}"
+            f"this store takes at most {limits.operations}"
         )
     checked = {check.key for check in checks}
     written = {write.key for write in writes}
@@ -494,24 +500,28 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
     put = {write.key for write in writes if isinstance(write, Put)}
     for check in checks:
         if check.version < 0:
-            raise InvalidRequest(f"version {check.version} of {check.key!r}: versions start at 1")
+            raise InvalidRequest(f"version {check.version} of {check.key!r} must be at least 1")
         if check.version == 0 and check.key not in put:
             raise InvalidRequest(
-                f"absence of {check.key!r} can be checked only in the commit that puts it"
+                f"the absence of {check.key!r} can be checked only in the commit that puts it"
             )
     for write in writes:
         if not write.key or not write.key.isprintable():
             raise InvalidRequest(f"a record's key must be printable text, got {quoted(write.key)}")
         if isinstance(write, Put) and len(write.value) > limits.value_bytes:
             raise InvalidRequest(
-                f"{len(write.value)} bytes for {write.key!r}; this store takes {limits.value_bytes}"
+                f"a value of {len(write.value)} bytes for {write.key!r}; "
+                f"this store takes at most {limits.value_bytes}"
             )
 
 
 def lots(
     items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], room: tuple[int, ...]
 ) -> Iterator[list[T]]:
-    """Split items, in their order, into lots that fit into a commit: each weight into its room."""
+    """Split items, in order, into lots that fit into a commit: no sum of weights exceeds `room`.
+
+    `weigh` gives an item's weights, one for each limit in `room`. One item always fits.
+    """
     lot: list[T] = []
     left = room
     for item in items:
@@ -528,7 +538,7 @@ def lots(
 def failed_checks(
     checks: Sequence[Check], found: Mapping[str, Versioned]
 ) -> dict[str, Versioned | None]:
-    """The records, as they were found, for which a check does not hold."""
+    """Return the records, as they were found, for which a check does not hold."""
     failed: dict[str, Versioned | None] = {}
     for check in checks:
         record = found.get(check.key)
@@ -540,7 +550,7 @@ def failed_checks(
 
 
 def refuse_session_check(session: str | None, check: Check) -> None:
-    """Refuse to check the version of a session-bound record: some engines start it again."""
+    """Refuse to check a session-bound record's version: some engines count it anew."""
     if session is not None and check.version != 0:
         raise InvalidRequest(f"{check.key!r} is bound to a session; its version can't be checked")
 
@@ -549,20 +559,20 @@ def validate_batch(batch: Batch) -> None:
     """Refuse a batch that no log could place: empty, cut off, or with half a producer state."""
     if batch.count < 1 or len(batch.data) < HEADER_SIZE:
         raise InvalidRequest(
-            f"a batch of {batch.count} messages in {len(batch.data)} bytes can't be appended"
+            f"a batch of {batch.count} messages in {len(batch.data)} bytes is not valid"
         )
     if batch.producer_id >= 0 and not (
         0 <= batch.producer_epoch < 2**15 and 0 <= batch.base_sequence < 2**31
     ):
         raise InvalidRequest(
-            f"producer {batch.producer_id} needs an epoch and a sequence, "
-            f"not {batch.producer_epoch} and {batch.base_sequence}"
+            f"producer {batch.producer_id} must have an epoch and a sequence, "
+            f"got {batch.producer_epoch} and {batch.base_sequence}"
         )
 
 
 @runtime_checkable
 class FetchesMany(Protocol):
-    """A `LogStore` that gives several partitions' batches in one go.
+    """A `LogStore` that fetches from several partitions in one call.
 
     Over a network the rest is on its way while the first is decoded.
     """
@@ -572,8 +582,8 @@ class FetchesMany(Protocol):
     ) -> Generator[Fetched | PxrsError]:
         """Yield what `fetch` would return or raise for each partition and offset, in order.
 
-        Each at most `max_bytes`, but at least one batch. Close the iterator if it is not read to
-        its end.
+        Each result has at most `max_bytes`, but at least one batch. Close the iterator if it is not
+        read to its end.
         """
         ...
 
@@ -583,7 +593,20 @@ class SettlesLate(Protocol):
     """A `LogStore` in which messages may appear below the end for a while."""
 
     def final(self, where: LogPartition) -> int | None:
-        """Return the offset below which no message can appear; None if it is not known yet."""
+        """Return the offset below which no new message can appear; None if not known yet."""
+        ...
+
+
+@runtime_checkable
+class NoticesAnother(Protocol):
+    """A `LogStore` that notices when other messages stand where those stood that were read."""
+
+    def incarnation(self, where: LogPartition, since: int | None = None) -> int:
+        """Return how often this process has seen that.
+
+        Offsets of an earlier incarnation mean nothing in a later one: raises `SourceChanged` if it
+        is not `since`, the one in which the caller began.
+        """
         ...
 
 
@@ -596,14 +619,14 @@ class CountsMessages(Protocol):
     ) -> dict[int, Counted]:
         """Return how many messages are in these ranges of offsets, by partition.
 
-        What it costs is bounded: of many messages it is an estimate.
+        Its cost is bounded: a large number is an estimate.
         """
         ...
 
 
 @runtime_checkable
 class TellsSizes(Protocol):
-    """A `LogStore` that tells the sizes of all partitions of a topic in one go."""
+    """A `LogStore` that returns the sizes of all partitions of a topic in one call."""
 
     def sizes(self, topic_id: str) -> dict[int, int]:
         """Return what `size` would for each partition of the topic."""
@@ -612,19 +635,24 @@ class TellsSizes(Protocol):
 
 @runtime_checkable
 class KeepsOwners(Protocol):
-    """A `LogStore` apart from its coordination, which another store may use by mistake.
+    """A `LogStore` that another store may use by mistake, with a coordination of its own.
 
-    Its topics bear the identity of the store that made them (`pxrs.stores.identity`).
+    Its topics bear the identity of the store that made them (`pxrs.stores.identity`). `drop` leaves
+    another store's topic alone.
     """
 
     def owned_by(self, identity: Callable[[], str]) -> None:
-        """From now on `create` is for this store: `TopicExists` for a topic that another made."""
+        """Set the owner of later `create` calls: another store's topic raises `TopicExists`."""
+        ...
+
+    def owner(self) -> str:
+        """Return the identity of the store that uses this log; empty if it is not known."""
         ...
 
     def held(self) -> dict[str, str]:
-        """Return the topics that are there, by their id, with the stores that made them.
+        """Return the topics of the log by id, each with the identity of the store that made it.
 
-        A store is empty text where it is not known.
+        The identity is empty where it is not known.
         """
         ...
 
@@ -640,11 +668,11 @@ class TellsTime(Protocol):
 
 @runtime_checkable
 class OfNodes(Protocol):
-    """`Stores` that nodes serve."""
+    """`Stores` that nodes of `pxrs serve` serve."""
 
     @property
     def client(self) -> Client:
-        """Knows the nodes."""
+        """The client that finds and calls the nodes."""
         ...
 
 
@@ -652,16 +680,17 @@ class OfNodes(Protocol):
 class LendsSessions(Protocol):
     """A `CoordStore` with sessions that outlive the process that opened them.
 
-    A node opens them for its clients. They end by their time, or when they are closed; the death of
-    the process, or closing the store, does not end them: the client goes on through another node.
+    A node opens them for its clients. They end when their TTL has passed or when they are closed.
+    The death of the process, or closing the store, does not end them: the client goes on through
+    another node.
     """
 
     def lend(self, ttl: float) -> LentSession:
-        """Open a session with which any process may go on, by its id."""
+        """Open a session that any process may adopt by its id."""
         ...
 
     def adopt(self, session: str) -> LentSession:
-        """Renew a lent session, from now on through this handle.
+        """Take over a lent session and renew it; from now on this handle renews it.
 
         Raises `SessionLost` if it is over, or was not lent.
         """
@@ -670,13 +699,13 @@ class LendsSessions(Protocol):
 
 @runtime_checkable
 class GivesWay(Protocol):
-    """A `CoordStore` with one writer, which a program may hold by a connection of its own."""
+    """A `CoordStore` with one writer at a time, which may be the program's own connection."""
 
     def commit_unless(
         self, checks: Sequence[Check], writes: Sequence[Write], wanted: Callable[[], bool]
     ) -> Committed | Conflict:
-        """`commit`, but it does not go on waiting for the writer once `wanted()`: `StoreBusy`.
+        """`commit`, but stop waiting for the writer once `wanted()`: raises `StoreBusy` then.
 
-        For a thread that holds what the writer's holder may come to wait for.
+        For a thread that holds something that the current writer may come to wait for.
         """
         ...

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Block(ABC, Generic[T]):
-    """Collects changes while it runs on a `T`; afterwards it holds what came of them.
+    """Collects changes while it runs on a `T`; afterwards it holds their results.
 
     The engine enters it, applies what was collected, and leaves it. See `pxrs.stores.api.Atomic`.
     """
@@ -61,7 +61,7 @@ class Block(ABC, Generic[T]):
     def append(self, where: LogPartition, batch: Batch) -> None:
         self._running()
         if batch.producer_id >= 0:
-            raise InvalidRequest("a batch inside a transaction carries no producer id")
+            raise InvalidRequest("a batch inside a transaction must carry no producer id")
         validate_batch(batch)
         self._appends.append(Append(where, batch))
 
@@ -72,7 +72,7 @@ class Block(ABC, Generic[T]):
         self._change = change
 
     def lost(self, error: BaseException) -> PxrsError | None:
-        """Nothing can be lost where there is no server."""
+        """Return None: where there is no server, no connection can be lost."""
         return None
 
     def _require_new(self) -> None:
@@ -90,7 +90,7 @@ class Block(ABC, Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         if error is not None and self._used and self._running_on is None:
-            # It was left before, and is left by an error now: there is nothing to do.
+            # The block was left before; now an error leaves it once more. There is nothing to do.
             return
         self._end(self._running(), error)
 
@@ -98,7 +98,8 @@ class Block(ABC, Generic[T]):
     def _end(self, on: T, error: BaseException | None) -> None:
         """Apply and commit what was collected; undo it if the block is left by an error.
 
-        Then `_leave`. Before that an interrupt has to leave it as it was: it is ended once more.
+        Call `_leave` afterwards. An interrupt before that must leave the block as it was, because
+        it is ended once more.
         """
 
     def _leave(self) -> None:
@@ -114,15 +115,16 @@ class Block(ABC, Generic[T]):
 
 
 class LentBlock(Block[T]):
-    """A block of an engine on whose transactions callers may have their own statements.
+    """A block of an engine in whose transactions callers may run their own statements.
 
-    Three ways to run: on pxrs' own connection; on one that comes as `Lent`, which pxrs commits,
-    with what its caller had begun before; or inside a transaction that the caller will end.
+    It runs in one of three ways: on pxrs' own connection; on one that comes as `Lent`, which pxrs
+    commits together with what its caller had begun before; or inside a transaction that the caller
+    will end.
     """
 
     def __init__(self, limits: Limits, queue_limits: QueueLimits, connection: object) -> None:
         super().__init__(limits, queue_limits)
-        # Here: it knows sqlite3's connections, which programs on other stores need not load.
+        # Imported here: it imports sqlite3, which programs on other stores need not load.
         from pxrs.stores.connections import loan_of
 
         self._loan, self._lent = loan_of(connection)
@@ -158,34 +160,35 @@ class LentBlock(Block[T]):
 
     @abstractmethod
     def _let_go(self, on: T, error: BaseException | None) -> None:
-        """After an error roll back what pxrs is to end; a transaction of the caller's is left.
+        """After an error roll back what pxrs has to end; leave a transaction of the caller's alone.
 
-        Give back what the block took, in any case. A second call does no harm.
+        In any case give back what the block took, such as a connection. A second call does no harm.
         """
 
     @abstractmethod
     def _refuse_ended(self, on: T) -> None:
-        """Raise unless the transaction that the block began, or found, is there at its end."""
+        """Raise unless the transaction that the block began, or found, is still open."""
 
     @abstractmethod
     def _run(self, on: T, statement: str) -> object: ...
 
     @abstractmethod
     def _apply(self, on: T) -> None:
-        """Do what was collected."""
+        """Execute the collected changes."""
 
     @abstractmethod
     def _commit(self, on: T) -> None: ...
 
     @abstractmethod
     def _committed(self) -> None:
-        """Tell who waits for what was committed."""
+        """Wake the watches that wait for what was committed."""
 
     def _set_mark(self, on: T) -> None:
         """Mark the transaction with a savepoint, unless it is marked.
 
-        It is gone once that transaction has ended, by the caller or the engine itself, even if
-        another one has begun since: what is done then would land without what was done before.
+        The savepoint is gone once that transaction has ended, by the caller or the engine itself,
+        even if another one has begun since: what is done then would land without what was done
+        before.
         """
         if not self._mark:
             mark = f"pxrs_{secrets.token_hex(8)}"
@@ -196,16 +199,16 @@ class LentBlock(Block[T]):
         if not is_there or (self._loan is not None and self._loan.ended()):
             raise InvalidRequest(
                 "the transaction was ended inside its block. What a COMMIT in there has written "
-                "stays; checkpoints, messages and items of the block were not written, so that "
-                "what it was about comes again. Leave COMMIT and ROLLBACK to the block"
+                "stays; checkpoints, messages and items of the block were not written, so its "
+                "messages and items will be delivered again. Leave COMMIT and ROLLBACK to the block"
                 f"{hint and '; '}{hint}"
             )
 
 
 def commit_as_caller(commit: Callable[[], object]) -> None:
-    """Commit by the caller's own means, which may call code of the caller's afterwards.
+    """Commit through the caller's object, which may call code of the caller's afterwards.
 
-    An error of ours that comes out of it says nothing about the commit itself.
+    A pxrs error that comes out of that code does not show whether the commit succeeded.
     """
     try:
         commit()
@@ -217,12 +220,12 @@ def commit_as_caller(commit: Callable[[], object]) -> None:
 
 @contextmanager
 def savepoint(run: Callable[[str], object]) -> Iterator[None]:
-    """Runs a block in a savepoint: a failure undoes what it did, and leaves what was before."""
+    """Runs a block in a savepoint: a failure undoes only what was done inside of it."""
     run("SAVEPOINT pxrs_block")
     try:
         yield
     except BaseException:
-        # The engine may have rolled back all of it, savepoints included; or be gone.
+        # The engine may have rolled back the whole transaction, savepoints included, or be gone.
         with suppress(Exception):
             run("ROLLBACK TO SAVEPOINT pxrs_block")
             run("RELEASE SAVEPOINT pxrs_block")

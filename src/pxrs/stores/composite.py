@@ -19,7 +19,7 @@ NO_MESSAGES = (
 
 
 class NoLog:
-    """Stands for a `LogStore` where there is none: coordination and queues do without."""
+    """Stands for a `LogStore` where there is none: coordination and queues work without it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -51,7 +51,7 @@ class CompositeStores:
 
     @property
     def queues(self) -> QueueStore:
-        """Beside the coordination: what is held is bound to its sessions."""
+        """The queues of the coordination store: held items are bound to its sessions."""
         if self._queues is None:
             raise ConfigError(
                 f"{public(self.url)} has no queues, because its coordination store has none; "

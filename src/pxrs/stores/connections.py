@@ -1,15 +1,16 @@
 """Connections of callers: a driver's own, SQLAlchemy's sessions and connections, Django's.
 
-A caller either lends one, and pxrs commits it (`Lent`); or lets pxrs join the transaction that
-the caller ends. The state of the connection never decides which.
+A caller either lends a connection, and pxrs commits it (`Lent`); or lets pxrs join the transaction
+that the caller ends. The state of the connection never decides which.
 
-Two levels are easily taken for one. SQLAlchemy "begins" when a session is first used, which sends
-nothing to the database; drivers begin by themselves at the first statement, or at the first one
-that writes. So a store asks the driver whether the database is in a transaction, and ends that
-transaction through the object that the caller uses: a session whose commit happens behind its back
-would go on with a state that is not there any more.
+Two levels of transaction are easily confused. SQLAlchemy "begins" when a session is first used,
+which sends nothing to the database; drivers begin by themselves at the first statement, or at the
+first one that writes. So a store asks the driver whether the database is in a transaction, and ends
+that transaction through the object that the caller uses: a session whose commit happens behind its
+back would go on with a state that no longer exists.
 
-SQLAlchemy and Django are never imported here: a caller that has one of their objects did that.
+SQLAlchemy and Django are never imported here: a caller that has one of their objects has imported
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Loan:
     """A caller's connection for the length of one block; here, one of the driver itself."""
 
-    # Whether nothing was begun, on the caller's side, before `open` or `join`.
+    # Whether the caller had begun nothing before `open` or `join`.
     began = False
     # SQLAlchemy's connection, once it is open; None where the caller uses the driver.
     alchemy: Any = None
@@ -43,7 +44,7 @@ class Loan:
 
     def refuse_block(self) -> None:
         """Raise `InvalidRequest` inside of a block of the caller's that commits by itself."""
-        # psycopg's, in which no one may commit.
+        # psycopg's block, in which it allows no commit.
         if getattr(self._connection, "_num_transactions", 0):
             raise _is_in_a_block("connection.transaction()")
 
@@ -56,9 +57,9 @@ class Loan:
         return self.join()
 
     def join(self) -> Any:
-        """The driver's connection, inside of what the caller has begun and will end.
+        """The driver's connection, inside of the transaction that the caller will end.
 
-        Where nothing is begun yet it is by this, as by any statement of the caller's.
+        If the caller has begun none yet, this begins it, as any statement of the caller's would.
         """
         return self._connection
 
@@ -67,10 +68,10 @@ class Loan:
         return False
 
     def flush(self) -> None:
-        """Send what the caller's side holds back."""
+        """Send statements that the caller's side has not sent yet."""
 
     def commit(self) -> None:
-        """Commit, as the caller would. Raises the driver's errors, not those around them."""
+        """Commit, as the caller would. Raises the driver's own errors, unwrapped."""
         self._connection.commit()
 
     def rollback(self) -> None:
@@ -81,22 +82,22 @@ class Loan:
 class Lent:
     """A connection that pxrs commits and rolls back, even if its transaction is older.
 
-    Any other that a block is given is joined: its caller commits.
+    A block joins any other connection that it is given: the caller commits that one.
     """
 
     def __init__(self, connection: Any) -> None:
         self.loan = borrow(connection)
 
     def rollback(self) -> None:
-        """Roll back what was begun on it. A block of the caller's is left to end by itself."""
-        # One that is closed, or whose connection is lost, has nothing left to roll back.
+        """Roll back what was begun on it. A block of the caller's ends by itself instead."""
+        # A closed or lost connection has nothing left to roll back.
         with suppress(Exception):
             self.loan.refuse_block()
             self.loan.rollback()
 
 
 def loan_of(connection: Any) -> tuple[Loan | None, bool]:
-    """The loan of what a block was given, if it was, and whether pxrs commits it."""
+    """The loan of the connection that a block was given, if any, and whether pxrs commits it."""
     if isinstance(connection, Lent):
         return connection.loan, True
     return (None if connection is None else borrow(connection)), False
@@ -105,8 +106,8 @@ def loan_of(connection: Any) -> tuple[Loan | None, bool]:
 def borrow(connection: Any) -> Loan:
     """The loan of a driver's connection, of SQLAlchemy's Session or Connection, or of Django's.
 
-    Those of asyncio come with their loop. Without it AsyncSession and AsyncConnection lend their
-    synchronous side, which can be used only inside their `run_sync`.
+    Connections of asyncio come with their loop (`OnLoop`). Without it, AsyncSession and
+    AsyncConnection lend their synchronous side, which can be used only inside their `run_sync`.
     """
     if isinstance(connection, OnLoop):
         side = _sync_side(connection.connection)
@@ -133,7 +134,7 @@ def borrow(connection: Any) -> Loan:
 
 
 def is_writing(connection: Any) -> bool:
-    """Whether the caller is inside a transaction of SQLite's, which has one writer.
+    """Whether the caller is inside a transaction of SQLite, which has one writer at a time.
 
     Waiting for that writer in the caller's own thread would never end.
     """
@@ -237,9 +238,7 @@ class _Session(_Alchemy):
         try:
             return self._connection.connection()
         except self._library.exc.UnboundExecutionError as error:
-            raise NotAtomic(
-                f"the session does not say which database it is for: {error}"
-            ) from error
+            raise NotAtomic(f"the session is not bound to one database: {error}") from error
 
     def flush(self) -> None:
         self._connection.flush()
@@ -247,7 +246,7 @@ class _Session(_Alchemy):
     def commit(self) -> None:
         super().commit()
         if not self.alchemy.closed and self.alchemy.in_transaction():
-            # Bound to a connection whose transaction was begun outside: as in many test suites.
+            # Bound to a connection whose transaction began outside of it, as in many test suites.
             self.alchemy.rollback()
             raise NotAtomic(
                 "the session can't commit: it is bound to a connection that was in a transaction "
@@ -258,12 +257,12 @@ class _Session(_Alchemy):
         try:
             self._connection.rollback()
         except self._library.exc.InvalidRequestError:
-            # Left halfway through its commit, by something that it calls then.
+            # Interrupted halfway through its commit, by something that the session calls then.
             self._connection.close()
 
 
 def no_transaction(how: str) -> InvalidRequest:
-    """Builds the error for joining without a transaction: each statement would be committed."""
+    """Builds the error for joining where each statement would be committed by itself."""
     return InvalidRequest(
         "the connection commits every statement by itself and is in no transaction, so there is "
         f"none to join; open one first ({how}), and what pxrs writes lands when it commits"
@@ -278,8 +277,9 @@ def _is_in_a_block(which: str) -> InvalidRequest:
     )
 
 
-# Stores are blocking and work in threads; a connection of asyncio's belongs to its loop. So a
-# thread hands each statement to the loop and waits, while the task that it works for awaits it.
+# Stores block and work in threads; a connection of asyncio belongs to its loop. So a thread hands
+# each statement to the loop and waits for it, while the task that the thread works for awaits the
+# thread.
 
 
 class OnLoop(NamedTuple):
@@ -290,7 +290,7 @@ class OnLoop(NamedTuple):
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run `work` on the loop and return its result. From any thread but the loop's own."""
-        import asyncio  # only who has a loop pays for it
+        import asyncio  # only programs that have a loop pay for the import
 
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is self.loop:
@@ -305,12 +305,12 @@ class OnLoop(NamedTuple):
 
 
 def lend(connection: Any) -> Any:
-    """Called in a loop: a connection that belongs to it comes with it, any other as it is."""
+    """Add the running loop to a connection that belongs to it; return any other as it is."""
     import asyncio
 
     alchemy, psycopg = sys.modules.get("sqlalchemy.ext.asyncio"), sys.modules.get("psycopg")
     if alchemy is not None and isinstance(connection, alchemy.async_scoped_session):
-        # Which one it is depends on the task that asks.
+        # Which session it stands for depends on the current task.
         connection = connection()
     mine = (
         (alchemy.AsyncSession, alchemy.AsyncConnection) if alchemy is not None else (),
@@ -347,7 +347,7 @@ class Awaited:
         return self.asynchronous.info
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
-        """The driver's cursor, whose rows are to be awaited."""
+        """The driver's cursor, whose rows must be awaited."""
         return self.wait(self.asynchronous.execute(statement, parameters))
 
     def rollback(self) -> None:
@@ -355,7 +355,7 @@ class Awaited:
 
 
 def own_side(connection: Any) -> Any:
-    """A connection as its owner knows it."""
+    """The connection as its owner uses it: the asynchronous one, if there is one."""
     return connection.asynchronous if isinstance(connection, Awaited) else connection
 
 

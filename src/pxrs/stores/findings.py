@@ -17,7 +17,7 @@ class Level(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`says` what is, in plain words; `mend` what to do about it, if anything."""
+    """One finding: `says` describes it in plain words; `mend` is what to do about it, if any."""
 
     check: str
     level: Level
@@ -42,7 +42,7 @@ def problem(check: str, says: str, mend: str) -> Finding:
 
 
 def judge_clock(ahead: float) -> Finding:
-    """The engine's clock against this machine's, by so many seconds."""
+    """Judges the engine's clock, which is `ahead` seconds ahead of this machine's."""
     if abs(ahead) < 1.0:
         return ok("clock", f"the store's clock is {ahead * 1000:+.0f} ms from this machine's")
     return warning(

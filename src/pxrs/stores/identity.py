@@ -1,7 +1,8 @@
 """The identity of a store: a word that its coordination keeps, and that no copy takes along.
 
-Messages may be kept apart from the coordination. Two stores that were made from one by copying have
-topics of the same ids; what they make in the same log is told apart by who made it: `KeepsOwners`.
+Messages may be kept apart from the coordination. When a store is copied, both stores have topics
+with the same ids. The identity of the store that made a topic tells them apart in a log that both
+use: `KeepsOwners`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _KEY = FOLDER + "identity"
 
 
 def identity_of(coord: CoordStore) -> str:
-    """Return the store's identity; the first who asks makes it."""
+    """Return the store's identity; the first call makes it."""
     while True:
         record = coord.get(_KEY)
         if record is not None:

@@ -1,17 +1,17 @@
 """Decides when a session of another process may be ended by time, for engines with rows.
 
-A session's row says until when it lives, by the server's clock. Past that moment its holder can
-neither renew it nor write with it. Other processes still do not end it at once: if the server stood
-still, no process could renew, and all would be declared dead together. An observer ends it
+A session's row has its deadline, by the server's clock. Past that moment its holder can neither
+renew it nor write with it. Other processes still do not end it at once: if the server stood still,
+no process could renew, and all would be declared dead together. An observer ends the session
 
-- if it has been in touch with the server for one whole TTL: the holder could have been, too. In
-  touch means that no two answers lie further apart than `OUT_OF_TOUCH`;
-- or if it knows for one whole TTL that the row stands as it does. This needs no steady contact: a
-  process that is too busy to look often would otherwise never end a session.
+- if the observer has been in touch with the server for one whole TTL: the holder could have been,
+  too. In touch means that no two answers lie further apart than `OUT_OF_TOUCH`;
+- or if the observer knows for one whole TTL that the row has not changed. This needs no steady
+  contact: a process that is too busy to look often would otherwise never end a session.
 
-A deadline further ahead than one TTL was written before the server's clock was set back. A holder
-that lives renews it within the TTL, and it is right again. One that stands as it did one TTL after
-the observer first saw it has no living holder.
+A deadline further ahead than one TTL was written before the server's clock was set back. A living
+holder renews it within the TTL, and it is right again. A deadline that has not changed one TTL
+after the observer first saw it has no living holder.
 
 Only this process's monotonic clock counts here, so a server's clock that jumps changes nothing.
 """
@@ -32,7 +32,7 @@ OUT_OF_TOUCH = 3.0
 class Suspect(NamedTuple):
     """A session whose deadline has passed, or lies further ahead than it can.
 
-    `deadline` is compared with itself only: another one means that the session was renewed.
+    `deadline` is only compared for equality: a different one means that the session was renewed.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Suspect(NamedTuple):
 
 
 class Observer:
-    """Tracks one process's contact with a server, and suspects. Thread-safe."""
+    """Tracks one process's contact with a server, and the suspects it saw. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Observer:
         self._since = 0.0
         self._last: float | None = None
         self._server: Hashable = None
-        # When each suspect was first seen as it stands.
+        # When each suspect was first seen with its present deadline.
         self._first_seen: dict[tuple[str, Hashable], float] = {}
 
     @property
@@ -61,14 +61,15 @@ class Observer:
         return last is None or self._clock.monotonic() - last >= TICK
 
     def out_of_touch(self) -> None:
-        """The server did not answer: the contact begins anew with its next answer."""
+        """Note that the server did not answer: the contact begins anew with its next answer."""
         with self._lock:
             self._last = None
 
     def judge(self, suspects: Iterable[Suspect], sent: float, server: Hashable = None) -> list[str]:
-        """The suspects to be ended: all that the server has just named, asked at the time `sent`.
+        """Return the suspects that have to be ended.
 
-        `server` names the server's start: after another one the contact begins anew.
+        `suspects` are all that the server has just listed; the request was made at the time `sent`.
+        `server` identifies one run of the server: after a restart the contact begins anew.
         """
         with self._lock:
             now = self._clock.monotonic()

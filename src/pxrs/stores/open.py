@@ -23,7 +23,7 @@ class Opened(NamedTuple):
     log: LogStore | None = None
     queues: QueueStore | None = None
     whole: Stores | None = None
-    # What an examination of the engine finds: see `pxrs.stores.findings`.
+    # Examines the engine: see `pxrs.stores.findings`.
     findings: Callable[[], list[Finding]] = list
     # One commit of coordination and queues, where messages are kept elsewhere anyway.
     atomic: Callable[[Any], AbstractContextManager[Atomic]] | None = None
@@ -64,13 +64,13 @@ def open_stores(url: str, *, coord: str | None = None, log: str | None = None) -
 
 
 def require_stores(url: str, *, coord: str | None = None, log: str | None = None) -> None:
-    """Raises `ConfigError` if opening would make a file: a mistyped path is no empty store."""
+    """Raises `ConfigError` if opening would create a file: the path may be mistyped."""
     for place in split_url(url, coord, log).urls():
         parsed = parse_url(place)
         if parsed.scheme == "sqlite" and not Path(parsed.place).exists():
             raise ConfigError(
                 f"there is no store at {_place(place)}; is the path right? "
-                "Creating a topic there, or putting an item, makes one"
+                "Creating a topic there, or putting an item, creates the store"
             )
 
 
@@ -104,7 +104,7 @@ def migrate_stores(url: str, *, coord: str | None = None, log: str | None = None
 
 @contextmanager
 def _needing(what: str, extra: str) -> Iterator[None]:
-    """Imports of a backend that has to be asked for when pxrs is installed."""
+    """Turns a failed import of a backend that needs an extra into `MissingExtra`."""
     try:
         yield
     except ImportError as error:
@@ -112,7 +112,7 @@ def _needing(what: str, extra: str) -> Iterator[None]:
 
 
 def open_place(url: str) -> Opened:
-    """Open one place by itself, whatever it keeps: to be examined."""
+    """Open one place by itself, whatever it keeps, in order to examine it."""
     return _open(url, [])
 
 
@@ -124,7 +124,7 @@ def _open(url: str, opened: list[Opened]) -> Opened:
 
 
 def _opener(url: StoreUrl) -> Callable[[StoreUrl], Opened]:
-    """By the scheme, without the driver that may stand behind a plus."""
+    """Find the opener by the scheme, without the driver that may stand behind a plus."""
     return _OPENERS[url.scheme.partition("+")[0]]
 
 
@@ -196,7 +196,7 @@ def _zookeeper(url: StoreUrl) -> Opened:
 
 
 def _with_recipe(coord: CoordStore) -> Opened:
-    """Coordination, and queues that are made of it."""
+    """Coordination, and queues that are built on it."""
     from pxrs.stores.queues_on_coord.queues import RecipeQueues
 
     queues = RecipeQueues(coord)

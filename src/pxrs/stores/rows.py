@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
     lane: str | None
 
     def delivery(self, queue: str, number: int, body: bytes) -> Delivery:
-        """The item as it is handed out, once more than before."""
+        """The item as it is handed out, with one more delivery than before."""
         return Delivery(
             held=Held(queue, number, self.deliveries + 1),
             body=body,
@@ -98,8 +98,8 @@ def by_queue(held: Iterable[Held]) -> dict[str, list[Held]]:
 
 
 def stored(columns: Sequence[Any], holder: Holder | None, now_ms: int) -> StoredItem:
-    """From an item's number, state, body, key, rank, deliveries, times of its put and last take,
-    when it shows, time of its death, and error."""
+    """Builds an item from its number, state, body, key, rank, deliveries, times of its put and last
+    take, when it shows, time of its death, and error."""
     number, state, body, key, rank, deliveries, put_ms, taken, shows, dead, error = columns
     is_later = shows is not None and shows > now_ms
     if state == DELAYED and not is_later:
@@ -121,12 +121,12 @@ def stored(columns: Sequence[Any], holder: Holder | None, now_ms: int) -> Stored
 
 
 def storable(number: int) -> int:
-    """The number, or the nearest that a column can hold: no offset or time lies beyond."""
+    """The number, or the nearest one that a column can hold: no offset or time lies beyond."""
     return max(-(2**63), min(number, 2**63 - 1))
 
 
 def up_to_a_hole(rows: Sequence[tuple[int, int, bytes]]) -> list[StoredBatch]:
-    """The batches that follow each other. What follows a missing one is for the next fetch."""
+    """The batches up to the first gap. Those behind a missing one are left to the next fetch."""
     batches = [StoredBatch(*rows[0])]
     for row in rows[1:]:
         if row[0] != batches[-1].next:
@@ -152,11 +152,11 @@ def first_kept(
     return rows[-1][0] if rows else 0
 
 
-# Versions of records that no crash of a server gives twice, for engines that count them in a row.
-# A crash or a fail-over may lose the last commits, and the counter with them. It would then give
-# the numbers of lost commits again, and an owner that was frozen would take its successor's
-# record for its own. So each step of the counter is of a length that is drawn by chance: the same
-# number comes again in one of a million such cases.
+# Versions of records, for engines that keep their counter in a row, that are not used twice even
+# after a crash of the server. A crash or a fail-over may lose the last commits, and the counter
+# with them. The counter would then give the numbers of lost commits again, and an owner that was
+# frozen would take its successor's record for its own. So the length of each step of the counter is
+# random: the same number comes again in one of a million such cases.
 
 CHANCE_BITS = 20
 

@@ -1,34 +1,57 @@
-"""A log in tables: what is asked in the same words on every engine that keeps one so."""
+"""A log in tables: the queries that are the same on every engine that keeps its log in tables."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pxrs.errors import DamagedBatch, InvalidRequest, TopicNotFound
+from pxrs.errors import DamagedBatch, InvalidRequest, TopicExists, TopicNotFound
 from pxrs.stores.rows import first_kept, storable
 from pxrs.types import Bounds, LogPartition
 
-# A dropped topic's partitions are renamed first, so that no reader finds them while they go. The
-# new names differ: the same topic may be dropped again before the first ones are gone.
+# A dropped topic's partitions are renamed first, so that no reader finds them while they are being
+# deleted. The new names differ: the same topic may be dropped again before the first ones are gone.
 DELETED = "!"
+# The row of `pxrs_meta`, before the topic's id, that names the store that made the topic.
+OWNER = "log-owner/"
 END = """coalesce((SELECT b.next FROM @.pxrs_log_batches b WHERE b.part = p.id
     ORDER BY b.base DESC LIMIT 1), p.floor)"""
 
 
 class TableLog(ABC):
-    """The part of a `LogStore` that only looks. `@.` stands for the schema, `%b` for a value."""
+    """The part of a `LogStore` that only reads. `@.` stands for the schema, `%b` for a value."""
 
     @abstractmethod
     def _rows(self, statement: str, values: Sequence[object]) -> list[Any]: ...
 
     @abstractmethod
     def _part(self, where: LogPartition) -> int:
-        """The row of a partition; raises `TopicNotFound` or `PartitionNotFound`."""
+        """The row id of a partition; raises `TopicNotFound` or `PartitionNotFound`."""
+
+    # Set by `owned_by`.
+    _identity: Callable[[], str] | None = None
 
     @abstractmethod
     def trim(self, where: LogPartition, before: int) -> int: ...
+
+    def owned_by(self, identity: Callable[[], str]) -> None:
+        """See `pxrs.stores.api.KeepsOwners`."""
+        self._identity = identity
+
+    def owner(self) -> str:
+        """See `pxrs.stores.api.KeepsOwners`. Empty for the store of this database itself."""
+        return "" if self._identity is None else self._identity()
+
+    def held(self) -> dict[str, str]:
+        """See `pxrs.stores.api.KeepsOwners`."""
+        rows = self._rows(
+            "SELECT DISTINCT p.topic_id, coalesce(m.value, '') FROM @.pxrs_log_partitions p "
+            "LEFT JOIN @.pxrs_meta m ON m.name = %b || p.topic_id "
+            "WHERE substr(p.topic_id, 1, 1) <> %b ORDER BY 1",
+            (OWNER, DELETED),
+        )
+        return {topic_id: str(owner) for topic_id, owner in rows}
 
     def bounds(self, topic_id: str) -> dict[int, Bounds]:
         rows = self._rows(
@@ -79,10 +102,17 @@ class TableLog(ABC):
         return DamagedBatch(*where, offset, next_offset, "it is not there")
 
     def _dropped(self) -> list[int]:
-        """The rows of partitions that were dropped and are not gone yet."""
+        """The row ids of partitions that were dropped and are not deleted yet."""
         statement = "SELECT id FROM @.pxrs_log_partitions WHERE topic_id >= %b AND topic_id < %b"
         rows = self._rows(statement, (DELETED, chr(ord(DELETED) + 1)))
         return [part for (part,) in rows]
+
+
+def of_another_store(topic_id: str) -> TopicExists:
+    """The error for a topic that another store has made, or an unknown one, under the same id."""
+    return TopicExists(
+        f"log {topic_id} was made by another store; use another database for one of them"
+    )
 
 
 def validate_topic(topic_id: str, partitions: int) -> None:

@@ -1,6 +1,6 @@
-"""Sessions as the process that holds them knows them, where all it has to do is to be in time.
+"""The holder's side of sessions that only need to be renewed in time.
 
-When another process may end one stands in `observer.py` for engines with rows.
+When another process may end one is decided in `observer.py`, for engines with rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, PxrsError, SessionLost
 
 _LENT = "lent-"
-# Between the owner of a session and the handle that it is known by. No host has it in its name.
+# Separates the owner of a session from the handle that knows it. No host name contains it.
 OF_PROCESS = "/"
 
 
 def validate_ttl(ttl: float) -> None:
-    """Refuse a session that would end at once, or that nobody would see the end of."""
+    """Refuse a session that would end at once, or live for longer than a day."""
     if not 0.05 <= ttl <= 86_400:
         raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
 
@@ -37,7 +37,7 @@ def is_lent(session: str) -> bool:
 
 
 def require_lent(session: str) -> None:
-    """Refuse to go on with what is no lent session."""
+    """Refuse to adopt a session that was not lent."""
     if not is_lent(session):
         raise SessionLost(f"session {session!r} is another process's own; open a new one")
 
@@ -50,8 +50,8 @@ def this_process() -> str:
 class TimedSession:
     """A session held by this process. See `pxrs.stores.api.Session`.
 
-    `renew` tells whether its row could be renewed, `end` ends it for everybody; `holds` whether it
-    still has what it needs beside its row.
+    `renew` returns whether its row could be renewed, `end` ends it in the store; `holds` returns
+    whether it still has what it needs beside its row, such as a lock on a connection.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TimedSession:
             try:
                 renewed = self.remaining() > 0 and self._renew_row()
             except PxrsError:
-                # Without it another process may know already.
+                # Without what it holds, another process may have noticed the end already.
                 if self._holds():
                     raise
             if renewed:
@@ -92,7 +92,7 @@ class TimedSession:
         raise SessionLost(f"session {self.id} expired, was ended or has lost its connection")
 
     def _lose(self) -> None:
-        """It could not be renewed: nobody shall wait for its end."""
+        """End a session that could not be renewed, so that other processes need not wait for it."""
         with suppress(PxrsError):
             self.close()
 
@@ -108,7 +108,7 @@ class TimedSession:
             self._ended = True
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's."""
+        """In a forked child: let go of the session, which is the parent's."""
         self._over = self._ended = True
         self._renewing = threading.Lock()
 
@@ -140,5 +140,5 @@ class AdoptedSession(TimedSession):
             self._ended = True
 
     def _lose(self) -> None:
-        """It may live on through another process: only its time can tell."""
+        """Leave the session in the store: another process may renew it. Only its TTL ends it."""
         self._over = True

@@ -10,13 +10,13 @@ from pxrs.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
 
-# Engines that hear of changes in other processes name what changes by one word: its kind, and its
-# key, name or place.
+# Engines that are notified of changes in other processes name what changes by one word: its kind,
+# and its key, name or place.
 KEY, PARTITION, QUEUE = KINDS = "kpq"
 
 
 class Wanted:
-    """The words that a watch waits for; of a record any beginning of its key will do."""
+    """The words that a watch waits for. For records it matches every key that begins with one."""
 
     __slots__ = ("_beginnings", "words")
 
@@ -37,7 +37,7 @@ class Wakeups(Generic[T]):
     """The watches of one store and what each of them waits for.
 
     `settle` is called with the lock held before a watch goes to sleep: it does what has fallen
-    due and says in how many seconds something falls due again, or None.
+    due and returns in how many seconds something falls due again, or None.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Wakeups(Generic[T]):
         return watch
 
     def ring(self, changed: Collection[T]) -> None:
-        """Wake those who want one of the things that changed."""
+        """Wake the watches that wait for one of the things that changed."""
         with self._lock:
             for watch, wants in self._watches.items():
                 if any(map(wants, changed)):
@@ -67,14 +67,14 @@ class Wakeups(Generic[T]):
             return list(self._watches.values())
 
     def wake(self, whose: Callable[[Callable[[T], bool]], bool]) -> None:
-        """Wake those who may have missed something, by what they wait for."""
+        """Wake the watches, chosen by what they wait for, that may have missed something."""
         with self._lock:
             for watch, wants in self._watches.items():
                 if whose(wants):
                     watch.wake()
 
     def reconsider(self) -> None:
-        """Let those who sleep ask again how long they may."""
+        """Let waiting threads call `settle` again, to learn how long they may sleep."""
         with self._lock:
             for watch in self._watches:
                 watch.reconsider()
@@ -86,7 +86,7 @@ class Wakeups(Generic[T]):
                 watch.close()
 
     def abandon(self, lock: threading.RLock) -> None:
-        """In a forked child: drop all watches, and the lock, which may be held for ever."""
+        """In a forked child: drop all watches, and the lock, which may never be released."""
         for watch in self._watches:
             watch.abandon(lock)
         self._lock = lock
@@ -113,7 +113,7 @@ class LocalWatch:
         self._changed = threading.Condition(lock)
         self._settle = settle
         self._forget = forget
-        # How often it was woken, and how many of these a wait has answered.
+        # How often the watch was woken, and how many of these wake-ups a wait has answered.
         self._wakes = self._answered = 0
         self._closed = False
         self._on_wake: Callable[[], None] | None = None
@@ -126,7 +126,7 @@ class LocalWatch:
         now = SYSTEM_CLOCK.monotonic
         deadline = float("inf") if timeout is None else now() + timeout
         with self._changed:
-            # Of its own: several threads may wait, and all of them are woken.
+            # Each thread compares its own count: several may wait, and all of them are woken.
             answered = self._answered
             while True:
                 due = self._settle()
@@ -140,7 +140,7 @@ class LocalWatch:
                 self._changed.wait(None if limit > threading.TIMEOUT_MAX else limit)
 
     def wake(self) -> None:
-        """Something it waits for changed."""
+        """Wake the waiting threads: something that the watch waits for has changed."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
@@ -148,7 +148,7 @@ class LocalWatch:
             self._on_wake()
 
     def reconsider(self) -> None:
-        """The next thing may fall due earlier than it did."""
+        """Let waiting threads call `settle` again: something may fall due earlier than before."""
         with self._changed:
             self._changed.notify_all()
 
@@ -160,6 +160,6 @@ class LocalWatch:
             self._on_wake()
 
     def abandon(self, lock: threading.RLock) -> None:
-        """In a forked child: waits for nothing any more."""
+        """In a forked child: stop waiting for anything."""
         self._changed = threading.Condition(lock)
         self._closed = True

@@ -1,4 +1,4 @@
-"""For users and for writers of backends.
+"""Test tools for users and for authors of backends.
 
 `GroupLab` tests a handler against crashes and rebalances (see docs/testing.md);
 `pxrs.testing.conformance` holds the suites that a backend has to pass; `faults` are stores that

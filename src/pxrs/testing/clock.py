@@ -12,8 +12,8 @@ from pxrs.clock import Clock
 class VirtualClock:
     """A `Clock` moved by `advance`. Safe to share between threads.
 
-    Stores that know such clocks subscribe: a session expires, and those who watch it are
-    woken, before `advance` returns.
+    Stores that know such clocks subscribe: sessions expire, and their watches are woken, before
+    `advance` returns.
     """
 
     def __init__(self, monotonic: float = 0.0, wall_ms: int = 1_700_000_000_000) -> None:
@@ -38,7 +38,7 @@ class VirtualClock:
             return self._wall_start + round((self._now - self._start) * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass, then tell the subscribers, in the order they came."""
+        """Let this much time pass, then call the subscribers in the order of their subscription."""
         if seconds < 0:
             raise ValueError(f"time can't go back by {-seconds} seconds")
         with self._lock:
@@ -48,7 +48,7 @@ class VirtualClock:
             moved()
 
     def subscribe(self, moved: Callable[[], object]) -> Callable[[], None]:
-        """Have `moved` called after every `advance`; returns what ends that."""
+        """Call `moved` after every `advance`; returns a function that ends the subscription."""
         with self._lock:
             number = next(self._numbers)
             self._subscribers[number] = moved
@@ -61,7 +61,7 @@ class VirtualClock:
 
 
 class ShiftedClock:
-    """The clock of another machine: it ticks alike and shows something else."""
+    """The clock of another machine: it runs at the same speed and shows another time."""
 
     def __init__(self, clock: Clock, shift: float) -> None:
         self._clock = clock

@@ -6,24 +6,24 @@ stores = FaultyStores(MemoryStores(clock=clock), faults, who="a")
 faults.cut_off("a", until=clock.monotonic() + 30)
 ```
 
-One `Faults` decides for everybody; each user of the store gets a wrapper with its own name, so
-that one of them can be cut off. What can go wrong:
+One `Faults` decides for all users of the store; each gets a wrapper with its own name, so that one
+of them can be cut off. What can go wrong:
 
 - a commit is done, and answered with `OutcomeUnknown`;
 - a commit is not done, and answered with `OutcomeUnknown`, `StoreUnavailable` or `StoreBusy`;
 - a commit is answered with `OutcomeUnknown` and done later, if its checks still hold then;
 - a caller is interrupted while it commits or takes something, which is done, not done, or done
   later;
-- the same of whatever changes a queue: `take`, `extend`, `apply` and `release`;
-- the same of a transaction. One that is on its way holds its locks, and another commit
+- the same for every call that changes a queue: `take`, `extend`, `apply` and `release`;
+- the same for a transaction. One that is on its way holds its locks, and another commit
   of the same records waits until it has arrived; or it holds none, and may be overtaken;
-- the same of each batch of an append by itself, or there is no room for it (`StoreFull`);
+- the same for each batch of an append by itself, or there is no room for it (`StoreFull`);
 - reads and renewals fail;
-- all of them, or one, can't reach the store for a while; or it crashes, and what was on its way
-  is gone;
+- all users, or one, can't reach the store for a while; or it crashes, and what was on its way
+  is lost;
 - wake-ups are lost, or come late.
 
-Each class below says which calls of its seam can suffer what.
+Each class below defines which faults the calls of its seam can have.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     `unknown_late` commits arrive up to `longest_delay` seconds later. `unlocked`: how many of the
     transactions among them have not reached the store at all, so that no commit waits for them.
     `interrupted` commits are done, not done, or done later, and their caller gets `Interrupted`
-    instead of an answer. `full`: of the batches of an append.
+    instead of an answer. `full` applies to each batch of an append.
     """
 
     unknown_applied: float = 0.0
@@ -79,15 +79,15 @@ NOTHING = Rates()
 
 
 class Interrupted(BaseException):
-    """Raised in the middle of a call, as by a signal's handler on Ctrl-C."""
+    """Raised in the middle of a call, as the signal handler of Ctrl-C does."""
 
 
 class Faults:
     """Decides what fails.
 
     `before_call` is called before every call, `no_answer` with the keys of every commit whose
-    outcome stays unknown to its caller. `interruptible` says whether a signal can reach the thread
-    of the current call; always, by default.
+    outcome stays unknown to its caller. `interruptible` returns whether a signal can reach the
+    thread of the current call; always, by default.
     """
 
     def __init__(
@@ -105,27 +105,27 @@ class Faults:
         self.before_call = before_call
         self._no_answer = no_answer
         self.interruptible = interruptible
-        # Until when each is cut off; None stands for all.
+        # Until when each user is cut off; None stands for all.
         self._cut_off: dict[str | None, float] = {}
         self._late: list[_Late] = []
 
     def cut_off(self, who: str | None, until: float) -> None:
-        """Cut all, or this one, off from the store until then."""
+        """Cut one user, or all with None, off from the store until then."""
         self._cut_off[who] = max(self._cut_off.get(who, until), until)
 
     def crash(self, until: float) -> None:
-        """The store dies, and can be reached again at that time.
+        """Let the store die; it can be reached again at that time.
 
-        What was not flushed is undone: all that was on its way. What was answered is flushed, and
-        no one reads what is not, so a commit that the crash undoes looks like one that was lost
-        (`Rates.unknown_lost`). Numbers that a store gives out by itself may then be given out once
-        more: they prove nothing.
+        Everything that was on its way was not flushed, and is undone. What was answered is flushed,
+        and no call reads what is not, so a commit that the crash undoes looks like one that was
+        lost (`Rates.unknown_lost`). Numbers that a store gives out by itself may be given out once
+        more after that: they prove nothing.
         """
         self._late.clear()
         self.cut_off(None, until)
 
     def heal(self) -> None:
-        """No faults from now on; commits that are still on their way arrive now."""
+        """Cause no faults from now on; commits that are still on their way arrive now."""
         self.rates = NOTHING
         self._cut_off.clear()
         for late in self._take_late(lambda late: True):
@@ -139,7 +139,7 @@ class Faults:
                 late.arrive()
 
     def call(self, who: str, what: str, rate: float = 0.0) -> None:
-        """Before a call: raises if it does not get through."""
+        """Begin a call; raises if it does not get through."""
         if self.before_call is not None:
             self.before_call(who, what)
         self.arrive()
@@ -150,11 +150,11 @@ class Faults:
             raise StoreUnavailable(f"{what} failed")
 
     def happens(self, rate: float) -> bool:
-        """Whether something that happens so often happens now."""
+        """Draw whether something with this rate happens now."""
         return rate > 0 and self.rng.random() < rate
 
     def meet(self, sent: Sent, fates: Iterable[Fate]) -> None:
-        """Draw what becomes of a change before it is done, in this order. Raises if it fails."""
+        """Draw these fates of a change, in order, before it is done. Raises if it fails."""
         for fate in fates:
             fate(self, sent)
 
@@ -173,7 +173,7 @@ class Faults:
         return OutcomeUnknown(f"no answer came ({why})")
 
     def put_off(self, sent: Sent) -> None:
-        """Do it later. Meanwhile others wait for the records that it has locked, if any."""
+        """Do it later. Until then commits wait for the records that it has locked, if any."""
         is_there = bool(sent.locks) and not self.happens(self.rates.unlocked)
         delay = self.rng.random() * self.rates.longest_delay
         locked = frozenset(sent.locks if is_there else ())
@@ -186,7 +186,7 @@ class Faults:
                 late.arrive()
 
     def wait_for_locks(self, keys: Iterable[str]) -> None:
-        """Do what is on its way and has locked one of these records."""
+        """Let late commits arrive that have locked one of these records."""
         if any(late.locked for late in self._late):
             wanted = frozenset(keys)
             for late in self._take_late(lambda late: not late.locked.isdisjoint(wanted)):
@@ -207,7 +207,7 @@ class _Late(NamedTuple):
     locked: frozenset[str]
 
     def arrive(self) -> None:
-        """Do it, if the store still takes it; the answer is lost."""
+        """Do it, if the store still accepts it; the answer is lost."""
         try:
             self.commit()
         except PxrsError:
@@ -215,9 +215,9 @@ class _Late(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A change on its way to the store: `what` is the call, `name` what people call it.
+    """A change on its way to the store: `what` is the call, `name` its name for people.
 
-    `keys`: the records that it is about; `locks`: those that it has locked while it is late.
+    `keys`: the records that it concerns; `locks`: those that it has locked while it is late.
     """
 
     who: str
@@ -230,7 +230,7 @@ class Sent(NamedTuple):
     locks: Collection[str] = ()
 
 
-# What may become of a change before it is done: raises, or lets it pass.
+# What may happen to a change before it is done: a fate raises, or lets it pass.
 Fate = Callable[[Faults, Sent], None]
 
 
@@ -260,7 +260,7 @@ def _late(faults: Faults, sent: Sent) -> None:
 
 
 def _interrupted(faults: Faults, sent: Sent) -> None:
-    """The caller is interrupted, and what was sent is done, done later or not at all."""
+    """Interrupt the caller; the change is done, done later or not at all."""
     if faults.interruptible(sent.who) and faults.happens(faults.rates.interrupted):
         fate = faults.rng.random()
         if fate < 1 / 3:
@@ -279,7 +279,7 @@ class _Faulty(Forwarding):
     """One user's way to a store, a session or a watch that fails now and then.
 
     `reads` and `writes` name the calls of the seam that merely don't get through now and then.
-    What is not named, and not defined by the class, never fails.
+    Calls that are not named, and not defined by the class, never fail.
     """
 
     def __init__(self, inner: Any, faults: Faults, who: str = "") -> None:
@@ -308,9 +308,9 @@ def _failing(
     wrap: type[_Faulty] | None = None,
     unit: Callable[..., Holder] | None = None,
 ) -> Any:
-    """A method that does not get through now and then; what it returns may fail, too.
+    """A method that does not get through now and then; its result is wrapped, and may fail, too.
 
-    `unit`: it asks after this one, which may be on its way.
+    `unit`: returns the unit that the call asks about, which may be on its way.
     """
 
     def method(self: _Faulty, *args: Any, **named: Any) -> Any:
@@ -328,7 +328,7 @@ def _failing(
 def _changing(
     name: str, fates: Sequence[Fate], about: Callable[..., Mapping[str, Any]], words: str = ""
 ) -> Any:
-    """A method that changes the store; `about` says the rest of what `Sent` has to know."""
+    """A method that changes the store; `about` returns the other fields of `Sent`."""
 
     def method(self: _Faulty, *args: Any, **named: Any) -> Any:
         self._faults.call(self._who, name, self._faults.rates.unavailable)
@@ -340,7 +340,7 @@ def _changing(
 
 
 class FaultyWatch(_Faulty, seam=Watch):
-    """A `Watch` that loses wake-ups, or tells of them one wait late."""
+    """A `Watch` that loses wake-ups, or reports them one wait late."""
 
     _owed = False
 
@@ -420,7 +420,7 @@ class FaultyQueues(
     apply = _changing("apply", _CALLED, lambda change: {"unit": _unit(change.holder, change.unit)})
     extend = _changing("extend", _CHANGE, lambda holder, held, lock_for: {"unit": holder})
     release = _changing("release", _CHANGE, lambda holder, releases: {"unit": holder})
-    # Of `ItemRestorer`: only where the inner store is one.
+    # From `ItemRestorer`; exists only if the inner store is one.
     restore = _changing("restore", _CHANGE, lambda queue, items: {"unit": Holder("", "restore")})
     held = _failing("held", "reads", unit=lambda queue, holder, unit: _unit(holder, unit))
     outcome = _failing("outcome", "reads", unit=Holder)
@@ -448,7 +448,7 @@ class FaultyLog(
         results: list[Appended | PxrsError] = []
         for append in appends:
             if append.where in held_up:
-                results.append(StoreUnavailable("it waits for the batch before it"))
+                results.append(StoreUnavailable("not sent: the batch before it still waits"))
                 continue
             result = self._append_one(append)
             if isinstance(result, PxrsError) and (
@@ -459,7 +459,7 @@ class FaultyLog(
         return results
 
     def _some_of(self, appends: Sequence[Append]) -> list[Append]:
-        """Returns what was sent before an interrupt: of each partition the first ones."""
+        """Returns the appends that were sent before an interrupt: the first of each partition."""
         ends = {where: self._faults.rng.random() < 0.5 for where, _ in appends}
         sent = []
         for append in appends:
@@ -469,7 +469,7 @@ class FaultyLog(
         return sent
 
     def _append_one(self, append: Append) -> Appended | PxrsError:
-        """Its offset, unless this is one of those that fail."""
+        """Append one batch; returns its offset, or the error if this one fails."""
 
         def do() -> Appended:
             answer: Appended | PxrsError
@@ -490,15 +490,15 @@ class FaultyLog(
 class FaultyAtomic(_Faulty, seam=Atomic):
     """An `Atomic` that fails when it begins or when it commits.
 
-    One that is done late holds its locks until then, and other commits of the same records wait for
-    it; or it has not reached the store yet, and holds none. A commit may be interrupted: before it
-    is done, after that, or while it is on its way.
+    A late transaction holds its locks until it is done, and other commits of the same records wait
+    for it; or it has not reached the store yet, and holds none. A commit may be interrupted: before
+    it is done, after that, or while it is on its way.
     """
 
     def __init__(
         self, inner: AbstractContextManager[Atomic], faults: Faults, who: str = ""
     ) -> None:
-        # What the block gives once it is entered takes its place.
+        # Replaced by the result of entering the block.
         super().__init__(inner, faults, who)
         self._block = inner
         self._left = False
@@ -528,7 +528,7 @@ class FaultyAtomic(_Faulty, seam=Atomic):
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            # What is on its way already is out of its sender's hands.
+            # A change that is on its way already can't be stopped by its sender.
             if not self._left:
                 self._block.__exit__(kind, error, trace)
             return

@@ -1,4 +1,4 @@
-"""A stand-in for a store, a session or a watch: what it does not do itself it forwards."""
+"""A stand-in for a store, a session or a watch: it forwards calls that it does not define."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 
 class Forwarding:
-    """Stands before an object that implements one of the seams of `pxrs.stores.api`.
+    """Wraps an object that implements one of the seams of `pxrs.stores.api`.
 
-    A subclass names the seam (`class Slow(Forwarding, seam=LogStore)`) and defines what it does
-    otherwise. The rest of the seam, and nothing beyond it, is the inner object's: an ability that
-    only some stores have, to be asked for with `isinstance`, would pass the subclass by.
+    A subclass names the seam (`class Slow(Forwarding, seam=LogStore)`) and defines the calls that
+    it changes. It forwards the rest of the seam, and nothing beyond it: an ability that only some
+    stores have, and that callers look for with `isinstance`, would bypass the subclass.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -27,7 +27,7 @@ class Forwarding:
 
 
 class _Forwarded:
-    """An attribute of the inner object; one that the instance sets itself comes first."""
+    """An attribute of the inner object, unless the instance has set its own."""
 
     def __init__(self, name: str) -> None:
         self._name = name

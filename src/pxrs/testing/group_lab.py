@@ -29,6 +29,7 @@ import msgspec
 from pxrs.app import Pxrs
 from pxrs.arguments import check_handler
 from pxrs.clock import Clock
+from pxrs.codec.messages import Decoder
 from pxrs.config import ConsumerSettings, check_member_name
 from pxrs.consuming.member_steps import MemberSteps
 from pxrs.consuming.transactions import Transactions
@@ -42,7 +43,6 @@ from pxrs.core.records import (
     head_key,
     members_prefix,
 )
-from pxrs.decoding import Decoder
 from pxrs.errors import Fenced, InvalidRequest, PxrsError, SessionLost
 from pxrs.producing.records import Outgoing
 from pxrs.queues.held_items import Context
@@ -58,12 +58,12 @@ Handler = Callable[..., Any]
 State = Literal["running", "frozen", "killed", "stopped"]
 
 _LEAST_TICK = 0.001
-# More steps than this without an end: the handler feeds itself, or the group is stuck.
+# After more steps than this the handler must be feeding itself, or the group is stuck.
 _MOST_STEPS = 100_000
 
 
 class Crash(BaseException):
-    """Raise it where the machine shall lose power: inside a handler, or what a handler calls.
+    """Raise it to simulate a power cut: inside a handler, or in code that a handler calls.
 
     The member that runs the handler is gone at once, as by `GroupLab.kill`. No `except
     Exception` of the code under test stops it, as none would stop a power cut.
@@ -90,8 +90,8 @@ class Refused(NamedTuple):
 class LabMember:
     """A member and its handler: the steps of a consumer, one after the other.
 
-    A step is what a consumer's threads would do between two moments: renew the session, look at
-    the group, handle a message, commit. Nothing waits, and nothing happens but in a step.
+    A step does what a consumer's threads would do at one moment: renew the session, look at the
+    group, handle a message, commit. Nothing waits, and nothing happens outside of steps.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LabMember:
         self._hold = hold
         self._transactions = hold and Transactions(hold, member, lambda: None)
         self._loop: Iterator[Message] = iter(())
-        # Where a frozen one stands: the loop has shown it this message.
+        # The message that the loop had handed out when the member was frozen.
         self._shown: Message | None = None
         member.membership.join()
         now = clock.monotonic()
@@ -129,13 +129,13 @@ class LabMember:
 
     @property
     def assignment(self) -> set[int]:
-        """The partitions that it takes for its own; a frozen one may be wrong about that."""
+        """The partitions that it believes to own; a frozen member may be wrong about that."""
         partitions = self._member.table.partitions
         return {part.partition for part, owned in partitions.items() if owned.state == "owned"}
 
     @property
     def in_hand(self) -> list[Message]:
-        """Messages that were handed to it and that its handler has not seen yet."""
+        """Messages that the member has and that its handler has not seen yet."""
         return [
             message
             for flight in self._member.table.in_flight
@@ -157,7 +157,7 @@ class LabMember:
     def step(self) -> None:
         """Do what there is to do now; at most one message is handled."""
         if self._shown is not None:
-            # Just woken: the handler goes on before anybody looks at a clock.
+            # Just woken: the handler goes on before the member looks at the clock.
             shown, self._shown = self._shown, None
             self._handle(shown)
             self._commit()
@@ -180,7 +180,7 @@ class LabMember:
             self._hold.hold_session.close()
 
     def freeze(self) -> None:
-        """Stand still, between being shown a message and handling it if there is one."""
+        """Stand still; if there is a message, after it was handed out and before it is handled."""
         self.state = "frozen"
         self._shown = self._shown or next(self._loop, None)
 
@@ -204,14 +204,14 @@ class LabMember:
     # Messages
 
     def _fetch(self) -> Message | None:
-        """Nothing is in hand: fetch, and begin with the first."""
+        """Fetch messages when none are in hand; returns the first."""
         self._member.finish()
         self._member.fetch(lambda: None)
         self._loop = self._member.one_by_one(self._member.hand_out(self._most))
         return next(self._loop, None)
 
     def _handle(self, message: Message) -> None:
-        """Call the handler. Whatever it raises is the test's; the message will come again."""
+        """Call the handler. Its errors go to the test; the message will be handed out again."""
         try:
             if self._transactions is None:
                 self._call(message)
@@ -229,7 +229,7 @@ class LabMember:
             with transactions.begin() as tx:
                 self._call(message, tx)
         except Fenced as fenced:
-            # What it was handed is not its own any more: its loop passes that over.
+            # The messages in hand are no longer its own: its loop skips them.
             self._fenced(self.name, fenced.parts)
 
     def _call(self, message: Message, *more: Any) -> None:
@@ -245,8 +245,8 @@ class LabMember:
 class GroupLab:
     """A topic, a group and its members, in one thread and with a clock of its own.
 
-    Time passes in `advance`, and as little as needed in `run` and `run_until_quiet`. Each living
-    member does then what is due: renews its session, looks at the group, handles, commits. A
+    Time passes in `advance`, and as little as needed in `run` and `run_until_quiet`. Meanwhile each
+    living member does what is due: renews its session, looks at the group, handles, commits. A
     handler takes no time. Members take turns, in the order in which they were started; with a
     `seed`, in an order that the seed decides.
     """
@@ -265,7 +265,7 @@ class GroupLab:
         in_hand: int = 10,
         seed: int | None = None,
     ) -> None:
-        """`in_hand`: how many messages a member is handed at a time. The rest as in `consumer`."""
+        """`in_hand`: how many messages a member gets at a time. The rest as in `consumer`."""
         self.clock = VirtualClock()
         self.topic = topic
         self.group = group
@@ -303,7 +303,7 @@ class GroupLab:
         partition: int | None = None,
         headers: list[Header] | None = None,
     ) -> Position:
-        """Append a message; where it went."""
+        """Append a message; returns its position."""
         outgoing = Outgoing(self._topics, self.clock, *self._serdes)
         outgoing.send(self.topic, value, key, partition, headers)
         (append,) = outgoing.appends()
@@ -347,7 +347,7 @@ class GroupLab:
         return member
 
     def stop(self, name: str) -> None:
-        """Let a member end well: it commits what it handled, releases everything and leaves."""
+        """End a member cleanly: it commits what it handled, releases everything and leaves."""
         member = self._member(name, "running")
         member.state = "stopped"
         member.leave()
@@ -381,15 +381,15 @@ class GroupLab:
     # Time
 
     def run(self, messages: int) -> None:
-        """Until so many more messages were handled; time passes only if nothing else is left."""
+        """Run until this many more messages were handled; time passes only if it must."""
         self._run(len(self.handled) + messages, lambda: False, f"{messages} more messages handled")
 
     def run_until_quiet(self, limit: float = 600.0) -> None:
-        """Until every message is handled and committed and the group is at rest.
+        """Run until every message is handled and committed and the group is at rest.
 
-        At rest: the members are those that run, and every partition is owned as it shall be. As
-        much time passes as that takes, at most `limit` seconds of the lab's clock: past the
-        session of one that was killed or frozen, for instance.
+        At rest: the members are those that run, and every partition has the owner that the target
+        names. As much time passes as that takes, at most `limit` seconds of the lab's clock: past
+        the session of a member that was killed or frozen, for instance.
         """
         self._run(None, lambda: self.quiet, "a quiet group", limit)
 
@@ -425,7 +425,7 @@ class GroupLab:
             self._tick(end)
 
     def _exhaust(self, handled: int | None) -> bool:
-        """Step until no member has anything to do at this time; true if enough were handled."""
+        """Step until no member has anything to do now; returns whether enough were handled."""
         before = None
         while before != (before := self._fingerprint()):
             for member in self._turns():
@@ -463,7 +463,7 @@ class GroupLab:
         self.clock.advance(max(min(times) - now, _LEAST_TICK))
 
     def _fingerprint(self) -> object:
-        """Changes as long as anything happens."""
+        """A value that changes as long as anything happens."""
         return (
             len(self.handled),
             [(record.key, record.version) for record in self._stores.coord.list("")],
@@ -496,7 +496,7 @@ class GroupLab:
 
     @property
     def owners(self) -> dict[int, str | None]:
-        """The owner of each partition, by the group's records."""
+        """The owner of each partition, according to the group's records."""
         return {number: claim.name for number, claim in self._claims().items()}
 
     @property
@@ -528,8 +528,8 @@ class GroupLab:
         return [each.message.value for each in self.handled]
 
     def assert_nothing_lost(self) -> None:
-        """Every message that was sent was handled by an owner of its partition, and no
-        checkpoint is ahead of what was handled."""
+        """Assert that every message that was sent was handled by an owner of its partition, and
+        that no checkpoint is ahead of the handled messages."""
         seen = {_position(each.message) for each in self.handled if not each.stale}
         below = {
             Position(self.topic, number, offset)
@@ -541,8 +541,8 @@ class GroupLab:
             raise AssertionError(f"never handled: {_places(lost)}\n{self.describe()}")
 
     def assert_in_order(self) -> None:
-        """In each partition owners have handled message after message. After a crash they go
-        back to the checkpoint; they never leave one out."""
+        """Assert that owners have handled each partition message after message. After a crash they
+        go back to the checkpoint; they never skip a message."""
         due = [0] * self._topic.partitions
         for each in self.handled:
             number, offset = each.message.partition, each.message.offset
@@ -587,7 +587,7 @@ class GroupLab:
         self.fenced.append(Refused(name, numbers, self.now))
 
     def _watch_checkpoints(self) -> None:
-        """A checkpoint that goes back is a bug in pxrs; a lab that saw one says so."""
+        """Fail if a checkpoint went back: that is a bug in pxrs."""
         for number, checkpoint in self.checkpoints.items():
             before = self._committed.get(number, 0)
             if checkpoint < before:

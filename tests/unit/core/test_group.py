@@ -137,6 +137,15 @@ def test_in_a_stable_group_there_is_nothing_to_do() -> None:
     )
 
 
+@pytest.mark.parametrize(("rank", "wait"), [(0, 0.0), (1, 0.02), (50, 1.0), (499, 1.0)])
+def test_the_last_of_many_members_waits_no_longer_than_a_second(rank: int, wait: float) -> None:
+    names = [f"m{number:03}" for number in range(500)]
+    members = {name: MemberRecord(id=f"{name}.1", topics=("orders",)) for name in names}
+    first = look(members=members, me=Me(names[rank], f"{names[rank]}.1"))
+    assert first.propose is None
+    assert first.look_again_at == pytest.approx(100.0 + RULES.debounce + wait)
+
+
 @pytest.mark.parametrize(
     ("owner", "claimed"),
     [

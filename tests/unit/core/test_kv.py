@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,12 +61,19 @@ class Twin:
     def __init__(self) -> None:
         self.values: dict[bytes, tuple[bytes, Version]] = {}
         self.index: dict[int, int] = {}
-        self.onces: dict[tuple[bytes, str], tuple[Written, str]] = {}
+        self.onces: dict[tuple[bytes, str], tuple[Written | type[PxrsError], str]] = {}
 
     def do(self, change: Change) -> Written | type[PxrsError]:
         if change.once and (change.key, change.once) in self.onces:
-            written, body = self.onces[change.key, change.once]
-            return written if body == change.body else InvalidRequest
+            answer, body = self.onces[change.key, change.once]
+            is_other = answer is AlreadyExists and change.if_match != ABSENT
+            return answer if body == change.body and not is_other else InvalidRequest
+        answer = self.do_first(change)
+        if change.once and answer is not VersionMismatch:
+            self.onces[change.key, change.once] = (answer, change.body)
+        return answer
+
+    def do_first(self, change: Change) -> Written | type[PxrsError]:
         current = self.values.get(change.key)
         if change.if_match == ABSENT:
             if current is not None:
@@ -81,8 +89,6 @@ class Twin:
             del self.values[change.key]
         else:
             self.values[change.key] = (change.value, version)
-        if change.once:
-            self.onces[change.key, change.once] = (Written(version), change.body)
         return Written(version)
 
 
@@ -143,7 +149,7 @@ def test_batches_do_what_single_writes_do(batches: list[list[Change]]) -> None:
         expected = [twin.do(change) for change in batch]
         for answer, wanted in zip(answers, expected, strict=True):
             assert answer == wanted or type(answer) is wanted
-        if draft.shards:
+        if draft.operations:
             heads = draft.new_heads(store.commit(draft.checks, draft.writes))
             for shard, known in heads.items():
                 assert known == kv.known_head(store.records[kv.head_key(shard)])
@@ -234,8 +240,13 @@ def sent() -> tuple[Store, Draft]:
 
 
 def looked_at(store: Store, draft: Draft) -> Outcome | None:
-    now = store.draft([Change(key, None) for key in draft.keys])
-    return draft.outcome(now.known, now._records)
+    records = store.draft([Change(key, None) for key in draft.keys])._records
+    return draft.outcome({key: store.records.get(key) for key in draft.fences}, records)
+
+
+def heads_of_others(draft: Draft) -> dict[str, Versioned]:
+    head = msgspec.json.encode(Head(index=99))
+    return {key: Versioned(key, head, 99) for key in draft.fences}
 
 
 def another(store: Store, *changes: Change) -> None:
@@ -257,9 +268,8 @@ def test_its_own_id_proves_that_it_was_done() -> None:
 def test_a_record_proves_it_when_the_heads_have_moved_on() -> None:
     store, draft = sent()
     store.commit(draft.checks, draft.writes)
-    beside = {shard: KnownHead(99, Head(index=99)) for shard in draft.shards}
     records = store.draft([Change(A, None), Change(B, None)])._records
-    assert draft.outcome(beside, records) is Outcome.DONE
+    assert draft.outcome(heads_of_others(draft), records) is Outcome.DONE
 
 
 def test_while_nothing_has_moved_it_may_still_come() -> None:
@@ -275,9 +285,8 @@ def test_a_head_that_moved_beside_one_that_did_not_proves_that_it_never_will_be(
 
 def test_an_older_record_under_a_head_that_moved_proves_it_too() -> None:
     store, draft = sent()
-    moved = {shard: KnownHead(99, Head(index=99)) for shard in draft.shards}
     records = store.draft([Change(A, None), Change(B, None)])._records
-    assert draft.outcome(moved, records) is Outcome.NEVER
+    assert draft.outcome(heads_of_others(draft), records) is Outcome.NEVER
 
 
 def test_once_others_have_written_all_its_keys_it_is_unknown() -> None:

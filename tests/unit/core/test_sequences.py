@@ -15,7 +15,9 @@ from pxrs.core.sequences import (
     ProducerState,
     Seen,
     Verdict,
+    is_first,
     judge,
+    judge_packed,
     pack,
     unpack,
 )
@@ -101,7 +103,14 @@ def test_judges_as_a_log_that_remembers_everything(
             sequence, _, count = state.batches[back]
         elif back > 0:
             sequence = (sequence + back) % SEQUENCES
-        verdict = judge(state, batch(sequence, count, epoch), twin.end)
+        sent = batch(sequence, count, epoch)
+        verdict = judge(state, sent, twin.end)
+        packed = judge_packed(None if state is None else pack(state), sent, twin.end)
+        if isinstance(packed, bytes):
+            assert Fresh(unpack(packed)) == verdict
+            assert is_first(packed) == (len(unpack(packed).batches) == 1)
+        else:
+            assert described(packed) == described(verdict)
         assert described(verdict) == twin.append(sequence, count, epoch)
         if isinstance(verdict, Fresh):
             state = unpack(pack(verdict.state))

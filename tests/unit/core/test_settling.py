@@ -54,6 +54,23 @@ def final(settling: Settling, table: Table, pause: Callable[[], None]) -> int:
     return settling.follow(sorted(each for each in table.rows if each > settling.final))
 
 
+def sees_now_and_then(settling: Settling, table: Table, pause: Callable[[], None]) -> int:
+    """A reader that is not told who writes at every look, and has to wait long where it is not."""
+    top = table.top
+    pause()
+    running = frozenset(table.writers) if table.random.random() < 0.5 else None
+    return settling.look(top, running, 0.0, 0.0 if running is not None else 60.0)
+
+
+def takes_none_for_nobody(settling: Settling, table: Table, pause: Callable[[], None]) -> int:
+    """A reader that takes it for the end of all writers when it is not told who they are."""
+    top = table.top
+    pause()
+    return settling.look(
+        top, frozenset(table.writers) if table.random.random() < 0.5 else frozenset(), 0.0
+    )
+
+
 def highest(settling: Settling, table: Table, pause: Callable[[], None]) -> int:
     """A reader that goes to the highest id it sees."""
     return table.top
@@ -98,7 +115,12 @@ def test_no_row_appears_below_what_is_final(seed: int) -> None:
     assert skipped(seed, final) == set()
 
 
-@pytest.mark.parametrize("broken", [highest, writers_first, forgets])
+@given(st.integers(0, 2**32))
+def test_no_row_appears_below_what_is_final_where_writers_are_hidden_at_times(seed: int) -> None:
+    assert skipped(seed, sees_now_and_then) == set()
+
+
+@pytest.mark.parametrize("broken", [highest, writers_first, forgets, takes_none_for_nobody])
 def test_a_broken_reader_skips_rows(broken: Reach) -> None:
     assert any(skipped(seed, broken) for seed in range(200))
 
@@ -138,6 +160,28 @@ def test_where_writers_are_not_seen_time_decides() -> None:
     assert settling.look(7, frozenset(), 129.9, settle=30.0) == -1
     assert settling.look(7, frozenset(), 130.0, settle=30.0) == 5
     assert settling.look(7, frozenset(), 160.0, settle=30.0) == 7
+
+
+def test_writers_that_were_seen_are_waited_for_though_they_are_hidden_later() -> None:
+    settling = Settling()
+    assert settling.look(6, frozenset({"a"}), 100.0) == -1
+    # Nobody can be seen: only time tells, and it runs since the ids were.
+    assert settling.look(6, None, 101.0, settle=60.0) == -1
+    assert settling.look(6, None, 159.9, settle=60.0) == -1
+    assert settling.look(6, None, 160.0, settle=60.0) == 6
+    settling = Settling()
+    settling.look(6, frozenset({"a"}), 100.0)
+    settling.look(6, None, 101.0, settle=60.0)
+    assert settling.look(6, frozenset({"a", "b"}), 200.0) == -1
+    assert settling.look(6, frozenset({"b"}), 201.0) == 6
+
+
+def test_writers_that_are_seen_at_last_are_waited_for_and_no_time() -> None:
+    settling = Settling()
+    assert settling.look(6, None, 100.0, settle=60.0) == -1
+    assert settling.look(6, frozenset({"a", "b"}), 100.1) == -1
+    assert settling.look(6, frozenset({"b", "c"}), 100.2) == -1
+    assert settling.look(6, frozenset({"c"}), 100.3) == 6
 
 
 def test_many_looks_while_one_writer_stays_are_not_all_remembered() -> None:

@@ -33,7 +33,7 @@ State = Literal["starting", "up", "holding", "frozen", "killed", "left"]
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Something that was to be shown, and whether it held."""
+    """A promise that was to be shown, and whether it held."""
 
     name: str
     holds: bool
@@ -175,7 +175,7 @@ class Stage:
         return owners <= self.picture.members - {self.member(former)}
 
     def handled_up_to(self, ends: dict[int, int]) -> bool:
-        """Whether the checkpoints of these partitions have come so far."""
+        """Whether the checkpoints of these partitions have reached these offsets."""
         parts = self.picture.partitions
         return all((parts[number].checkpoint or 0) >= end for number, end in ends.items())
 
@@ -191,7 +191,7 @@ class Stage:
             self._observer.wait(_LOOK)
 
     def play(self, seconds: float) -> None:
-        """Lets the processes go on for so long."""
+        """Lets the processes go on for this time."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for report in self.cast.reports(min(left, _LOOK)):
@@ -246,7 +246,7 @@ class Stage:
 
 
 class Scene(NamedTuple):
-    """`promise` is what is not proved if the scene does not come to its end."""
+    """`promise`: the proof that fails if the scene does not come to its end."""
 
     name: str
     title: str
@@ -404,9 +404,9 @@ _CHECKED = {
 def perform(
     view: View, pace: Pace, *, engine: str | None = None, transactions: bool = True, nodes: int = 0
 ) -> Outcome:
-    """Runs the demo. The outcome says what failed; nothing is left behind.
+    """Runs the demo. The outcome has what failed; nothing is left behind.
 
-    With `nodes` so many serve the store, and all others reach it through these.
+    With `nodes`, that many serve the store, and all others reach it through these.
     """
     with (
         tempfile.TemporaryDirectory(prefix="pxrs-demo-") as folder,
@@ -505,7 +505,7 @@ def _store_url(engine: str | None, folder: str) -> str:
 
 @contextmanager
 def _served(url: str, count: int) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """The URL of the store through so many nodes, and how one is killed; itself without any."""
+    """The URL of the store through nodes, and how to kill one; the store's own without nodes."""
     if not count:
         yield url, None
         return

@@ -36,7 +36,7 @@ _PATIENCE = 60.0
 _PR_SET_PDEATHSIG = 1
 
 Role = Literal["produce", "consume", "serve"]
-# What a process said last; None when it has ended.
+# The last report of a process; None when it has ended.
 Report = tuple[str, dict[str, Any] | None]
 
 
@@ -45,7 +45,7 @@ class DemoFailed(PxrsError):  # noqa: N818 - named like the errors it stands amo
 
 
 class Cast:
-    """Starts processes and hears what they report. Leaving the block ends them all."""
+    """Starts processes and reads their reports. Leaving the block ends them all."""
 
     def __init__(self, url: str, arguments: Mapping[Role, tuple[str, ...]]) -> None:
         # Not an argument: the URL may hold a password, and every user can see arguments.
@@ -132,7 +132,7 @@ class Nodes:
         return "pxrs://" + ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
     def kill_first(self) -> None:
-        """Kills the one that everybody talks to."""
+        """Kills the node that all clients use."""
         self._cast.send_signal(next(iter(self._ports)), signal.SIGKILL)
 
     def __enter__(self) -> Nodes:

@@ -9,7 +9,7 @@ Two copies at once do no harm: records are put on condition, items go under thei
 the log itself refuses a batch that is not the next one (see `messages`).
 """
 
-from pxrs.operations.copy.copier import CopyReport, Count, Phase, copy_store
+from pxrs.operations.copy.copier import CopyReport, Count, Phase, copy_store, logs_of_copy
 from pxrs.operations.copy.messages import PartitionSum
 
-__all__ = ["CopyReport", "Count", "PartitionSum", "Phase", "copy_store"]
+__all__ = ["CopyReport", "Count", "PartitionSum", "Phase", "copy_store", "logs_of_copy"]

@@ -45,7 +45,7 @@ OnProgress = Callable[[Count], None]
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run, and what the target holds at its end.
 
-    `differences` says in words what is not equal; a complete copy has none. `copied` counts what
+    `differences` describes what is not equal; a complete copy has none. `copied` counts what
     this run copied. A copy that was complete before is only verified again.
     """
 
@@ -70,7 +70,7 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The record in the target that says whose copy it holds, and whether it is complete.
+    """The record in the target of the source whose copy it holds, and whether it is complete.
 
     `topics` are the ids of all logs that the copy may have created: a later run drops those whose
     topics were deleted meanwhile.
@@ -90,7 +90,7 @@ def copy_store(
     on_progress: OnProgress | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CopyReport:
-    """Copies everything, or the rest of it, and verifies. Run it again after whatever stopped it.
+    """Copies everything, or the rest of it, and verifies. If it was stopped, run it again.
 
     The target must be empty, or hold what an earlier run copied. With `force` a source is copied
     that is in use: the verification finds what changes meanwhile, and the next run copies it.
@@ -158,13 +158,26 @@ class _Copier:
         found += [f"queue {queue.name!r}" for queue in queues]
         if isinstance(self._target.log, KeepsOwners):
             found += [f"messages of topic {topic_id!r}" for topic_id in self._target.log.held()]
+        else:
+            found += [
+                f"messages of topic {topic.name!r}"
+                for topic in self._kept_topics()
+                if self._has_log(topic)
+            ]
         if found:
             raise CopyRefused(
                 f"the target is not empty: it holds {_some(found)}; copy into an empty store"
             )
 
+    def _has_log(self, topic: Topic) -> bool:
+        try:
+            self._target.log.bounds(topic.id)
+        except TopicNotFound:
+            return False
+        return True
+
     def _use_of_source(self) -> str | None:
-        """Says who works on the source, as far as that can be seen."""
+        """Describes the visible use of the source; None if there is none."""
         if active := records.members(self._source.coord):
             return f"the source is in use: {_some(active)}"
         if held := records.held_items(self._queues):
@@ -175,8 +188,11 @@ class _Copier:
         """Copies what is missing. Returns the new state of the target."""
         source, target = self._source, self._target
         topics = self._kept_topics()
+        # An earlier run noted a topic before it made the log. If it was killed in between, another
+        # copy may have made one under the same id.
         for gone in sorted(set(state.topics) - {topic.id for topic in topics}):
-            target.log.drop(gone)
+            if self._is_own(gone):
+                target.log.drop(gone)
         now = msgspec.structs.replace(state, topics=tuple(sorted(topic.id for topic in topics)))
         _write_state(target.coord, state, now)
         for topic in topics:
@@ -193,6 +209,12 @@ class _Copier:
         missing = len(records.missing_writes(source.coord, target.coord))
         records.copy_records(source.coord, target.coord, self._start(Phase.RECORDS, missing))
         return now
+
+    def _is_own(self, topic_id: str) -> bool:
+        log = self._target.log
+        if not isinstance(log, KeepsOwners):
+            return True
+        return log.held().get(topic_id) == log.owner()
 
     def _create(self, topic: Topic) -> None:
         try:
@@ -257,6 +279,12 @@ class _Copier:
 
         advance(0)
         return advance
+
+
+def logs_of_copy(coord: CoordStore) -> frozenset[str]:
+    """Ids of the logs that an unfinished copy into this store may have made, or is making."""
+    state = _read_state(coord)
+    return frozenset() if state is None or state.complete else frozenset(state.topics)
 
 
 def _read_state(coord: CoordStore) -> CopyState | None:

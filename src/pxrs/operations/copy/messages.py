@@ -81,7 +81,7 @@ class _PartitionCopy:
                 if self._bounds(self.target) == have:
                     raise
             except OffsetOutOfRange:
-                # Retention was faster: the next look fills up what is gone.
+                # Retention was faster: the next look puts a filler in place of removed messages.
                 if self._bounds(self.source) == wanted:
                     raise
 

@@ -138,7 +138,7 @@ def _in_commits(changes: list[Change], target: CoordStore) -> Iterator[list[Chan
 
 
 def differences(wanted: Mapping[str, Versioned], have: Mapping[str, Versioned]) -> Iterator[str]:
-    """Says which records are not equal."""
+    """Describes the records that are not equal."""
     for key in sorted(wanted.keys() | have.keys()):
         if key not in have:
             yield f"record {key!r} is missing"
@@ -243,14 +243,14 @@ def _restore(target: ItemRestorer, queue: str, items: list[StoredItem]) -> None:
             target.restore(queue, items)
             return
         except OutcomeUnknown:
-            # Items go by number: those that were added are left alone the next time.
+            # Items go by number: the next time, those that were added are skipped.
             continue
 
 
 def item_differences(
     source: QueueStore | None, target: QueueStore | None, clock: Clock
 ) -> Iterator[str]:
-    """Says which queues and items are not equal."""
+    """Describes the queues and items that are not equal."""
     wanted, have = _orders(source), _orders(target)
     for name in sorted(wanted.keys() | have.keys()):
         if wanted.get(name) != have.get(name):

@@ -1,4 +1,4 @@
-"""Fences: what a remote member shows to commit a partition, to whichever node it asks.
+"""Fences: the proof of ownership with which a remote member commits a partition, on any node.
 
 A fence names the claim, its owner and its epoch. It is checked against the claim itself, in the
 write that moves the checkpoint, so it needs no secret and no node that remembers it: an owner's id
@@ -10,20 +10,28 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.config import check_group_name, check_topic_name
 from pxrs.core import claims
 from pxrs.core.claims import OwnedClaim, Stamp, Step
-from pxrs.core.records import Claim, claim_key, decode
-from pxrs.errors import InvalidRequest
+from pxrs.core.records import Claim, claim_key, claims_prefix, decode
+from pxrs.core.retry import Backoff
+from pxrs.errors import InvalidRequest, TransactionConflict
 from pxrs.stores.api import CoordStore
-from pxrs.types import Committed, TopicPartition
+from pxrs.types import Committed, TopicPartition, Versioned
 
 _LONGEST = 2000
+# The most claims that are read one by one.
+_ONE_BY_ONE = 16
+# How often in a row a commit may be refused because claims have changed, and the pauses between.
+_MOST_CONFLICTS = 100
+_BETWEEN = Backoff(first=0.0005, longest=0.05)
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,12 +45,12 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     epoch: int
 
     def encode(self) -> str:
-        """As clients keep it; they need not look inside."""
+        """The fence as text, opaque to clients."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
 
     @classmethod
     def decode(cls, text: str) -> Fence:
-        """Reads what a client sent; raises `InvalidRequest` if it is no fence."""
+        """Reads a fence that a client sent; raises `InvalidRequest` if it is none."""
         if len(text) <= _LONGEST:
             try:
                 data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
@@ -51,10 +59,10 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
                 return fence
             except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
                 pass
-        raise InvalidRequest(f"fence must be one that an assignment held, got {text[:40]!r}")
+        raise InvalidRequest(f"fence must be one from an assignment, got {text[:40]!r}")
 
     def _check(self) -> None:
-        """Raises a `ValueError` if it holds what no assignment holds: it becomes part of a key."""
+        """Raises a `ValueError` for values that no assignment has: they become part of a key."""
         check_group_name(self.group)
         check_topic_name(self.topic)
         check_topic_name(self.topic_id)
@@ -78,31 +86,59 @@ def commit(
 ) -> dict[Fence, int | None]:
     """Moves checkpoints forward where the fence still holds; None for those that are refused.
 
-    Each is judged by itself; those that hold go into one commit, as far as it carries them. `check`
-    may refuse offsets before the first commit. It sees only fences that hold: it tells what a
-    topic holds, which is nothing for whoever makes up a fence.
+    Each fence is checked by itself; those that hold share one commit, as far as it has room.
+    `check` may refuse offsets before the first commit. It sees only fences that hold: its error
+    gives the bounds of a partition away, which a client with a made-up fence must not learn.
     """
     results: dict[Fence, int | None] = dict.fromkeys(offsets)
-    found = {fence: _step(coord, clock, fence, at) for fence, at in offsets.items()}
+    records = _read(coord, offsets)
+    found = {
+        fence: _step(clock, fence, records.get(fence.key), at) for fence, at in offsets.items()
+    }
     steps = {fence: step for fence, step in found.items() if step is not None}
     check({fence.part: offsets[fence] for fence in steps})
     room = max(1, coord.limits.operations // 2)
+    conflicts = 0
     while steps:
         now = dict(sorted(steps.items(), key=lambda each: each[0].key)[:room])
         done = coord.commit(
             [step.check for step in now.values()], [step.put for step in now.values()]
         )
-        for fence, step in now.items():
-            del steps[fence]
-            if isinstance(done, Committed):
+        if isinstance(done, Committed):
+            conflicts = 0
+            for fence, step in now.items():
+                del steps[fence]
                 results[fence] = step.claim.checkpoint
-            elif (again := _step(coord, clock, fence, offsets[fence])) is not None:
-                steps[fence] = again
+            continue
+        for fence in now:
+            if fence.key in done.current:
+                again = _step(clock, fence, done.current[fence.key], offsets[fence])
+                del steps[fence]
+                if again is not None:
+                    steps[fence] = again
+        conflicts += 1
+        if conflicts == _MOST_CONFLICTS:
+            raise TransactionConflict(
+                "the checkpoints could not be committed because another process kept changing "
+                "them; commit them again"
+            )
+        time.sleep(_BETWEEN.delay(conflicts, CHANCE) or 0.0)
     return results
 
 
-def _step(coord: CoordStore, clock: Clock, fence: Fence, offset: int) -> Step | None:
-    found = coord.get(fence.key)
+def _read(coord: CoordStore, fences: Collection[Fence]) -> dict[str, Versioned]:
+    """Read the claims: a few one by one; for many, all claims of their groups at once.
+
+    A client may send thousands of fences, made up or not, and must not cause thousands of reads.
+    """
+    if len(fences) <= _ONE_BY_ONE:
+        found = [coord.get(fence.key) for fence in fences]
+        return {record.key: record for record in found if record is not None}
+    groups = sorted({fence.group for fence in fences})
+    return {record.key: record for group in groups for record in coord.list(claims_prefix(group))}
+
+
+def _step(clock: Clock, fence: Fence, found: Versioned | None, offset: int) -> Step | None:
     claim = decode(found, Claim) if found is not None else Claim()
     if found is None or claim.owner != fence.owner or claim.epoch != fence.epoch:
         return None

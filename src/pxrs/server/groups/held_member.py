@@ -1,9 +1,9 @@
-"""One member of a group that a node holds for a remote client: what it owns and what it was told.
+"""One member of a group that a node holds for a remote client: what it owns and was last sent.
 
-The client asks now and then and is answered from here; it is never called. So a partition that
-goes to another member is given up in two steps: the client is told, with whatever it asks next,
-that the partition is not its own any more; when it has asked once more after that, or did not in
-time, the partition is released. No clock and no store in here.
+The client polls, and is answered from here; the node can't call it. So a partition that goes to
+another member is given up in two steps: the answer to the client's next request leaves the
+partition out; when the client has sent another request after that, or did not in time, the
+partition is released. This module uses no clock and no store.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ class Owned(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """A partition that is to be given up. `told`: which answer left it out, and when."""
+    """A partition that is to be given up. `told`: the first answer that left it out, and when."""
 
     since: float
     told: tuple[int, float] | None = None
 
 
 class HeldMember:
-    """What the group's thread and the client's requests share. `PartitionWork` for the group.
+    """State shared by the group's thread and the client's requests; `PartitionWork` of the group.
 
-    `asked` counts the client's requests; each is answered with what it owns and what is not
-    leaving. A partition is released when the client has asked again, `notice` seconds after it
-    was told, at the latest after `patience` seconds. Thread-safe.
+    `asked` counts the client's requests; each is answered with the partitions that it owns and
+    that are not leaving. A partition is released once the client has sent a request after the
+    answer that left it out, and `notice` seconds after that answer; at the latest `patience`
+    seconds after it began to leave. Thread-safe.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class HeldMember:
     # The client's side
 
     def ask(self, now: float) -> None:
-        """The client sent a request: it lives, and has seen the answer to the one before."""
+        """Note a request: the client is alive, and has seen the answer to its request before."""
         with self._lock:
             self.heard_at = max(self.heard_at, now)
             self.asked += 1
 
     def tell(self) -> dict[TopicPartition, Owned]:
-        """What the client is told that it owns, in the answer to its latest request."""
+        """The partitions that the answer to the client's latest request shows."""
         with self._lock:
             for part, leaving in self._leaving.items():
                 if leaving.told is None:
@@ -72,7 +73,7 @@ class HeldMember:
 
     @property
     def parts(self) -> frozenset[TopicPartition]:
-        """What the client may commit: what it owns, until it is released."""
+        """The partitions that the client may commit: all it owns, until they are released."""
         with self._lock:
             return frozenset(self._owned)
 
@@ -86,7 +87,7 @@ class HeldMember:
         return self.heard_at + self.session_timeout
 
     def committed(self, checkpoints: Mapping[TopicPartition, int | None]) -> None:
-        """The group has come so far in these."""
+        """Note the group's new checkpoints."""
         with self._lock:
             for part, checkpoint in checkpoints.items():
                 if (owned := self._owned.get(part)) is not None:
@@ -95,7 +96,7 @@ class HeldMember:
     # The group's side
 
     def tick(self, now: float) -> None:
-        """What time it is, for `leaving` and `releasable`."""
+        """Set the time that `leaving` and `releasable` use."""
         self._now = now
 
     def claimed(self, owned_claims: list[OwnedClaim], topics: Mapping[str, GroupTopic]) -> None:

@@ -6,7 +6,8 @@ the node's death moves nothing at once: the client joins again through another n
 name. The client itself is judged here, by its requests: one that is silent for its session timeout
 leaves for good.
 
-Requests are answered from what the thread saw last; those that change the group wait for it.
+Requests are answered from what the thread saw last; those that change the group wait for the
+thread.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pxrs.stores.api import CoordStore, Watch
 from pxrs.topics import Topics
 from pxrs.types import TopicPartition
 
-# A lost wake-up costs so much.
+# How long a lost wake-up can go unnoticed.
 _CAREFUL_WAIT = 5.0
 _RETRY_PAUSE = 0.2
 _AFTER_A_BUG = 1.0
@@ -49,7 +50,7 @@ _LOG = logging.getLogger("pxrs.serve")
 
 
 class Context(NamedTuple):
-    """What all hosts of a node share."""
+    """The parts that all hosts of a node share."""
 
     coord: CoordStore
     topics: Topics
@@ -86,6 +87,8 @@ class CommitResult(NamedTuple):
 
     written: frozenset[TopicPartition]
     refused: frozenset[TopicPartition]
+    # The generation of the member's assignment, as the group has it.
+    generation: int
 
 
 class _Member:
@@ -131,25 +134,25 @@ class _Member:
         return self.membership.session is None
 
     def join_again(self, done: Future[None]) -> None:
-        """The client asked once more, before it had an answer or after."""
+        """Note that the client repeats its join, before or after the first one was answered."""
         self._joining.append(done)
         if self._joined:
             self.has_joined()
 
     def has_joined(self) -> None:
-        """The group has heard of it."""
+        """Note that the group's records have the member."""
         self._joined = True
         for done in self._take_joining():
             done.set_result(None)
 
     def end(self, reason: PxrsError) -> None:
-        """It is not held any more: whoever waits is told."""
+        """The member is not held here any more: requests that wait for it fail with `reason`."""
         for done in self._take_joining():
             done.set_exception(reason)
         self.call_back()
 
     def _take_joining(self) -> Iterator[Future[None]]:
-        """Those that wait for the join, each once: a request and the group's thread may meet."""
+        """The requests that wait for the join, each once, even if two threads take them."""
         while self._joining:
             try:
                 done = self._joining.pop()
@@ -159,7 +162,7 @@ class _Member:
                 yield done
 
     def call_back(self) -> None:
-        """Tell the requests that wait for the member to be settled, or gone."""
+        """Wake the requests that wait until the member is settled, or gone."""
         while self.waiting:
             self.waiting.pop()()
 
@@ -202,7 +205,7 @@ class GroupHost:
         session_timeout: float,
         notice: float = 0.0,
     ) -> Future[None]:
-        """Become a member, or stay one; done when the group has heard of it."""
+        """Become a member, or stay one; the future is done when the group's records have it."""
         joining = Joining(name, topics, client, session_timeout, notice, Future())
         with self._lock:
             if self._stop.is_set():
@@ -220,7 +223,7 @@ class GroupHost:
         return joining.done
 
     def leave(self, name: str) -> Future[None]:
-        """Leave the group for good; done when the group has heard of it."""
+        """Leave the group for good; the future is done when the group's records show it."""
         with self._lock:
             self._member(name)
             done = self._leaving.setdefault(name, Future())
@@ -232,7 +235,7 @@ class GroupHost:
         return name in self._members
 
     def parts(self, name: str) -> frozenset[TopicPartition]:
-        """What the member may commit."""
+        """The partitions that the member may commit."""
         return self._member(name).held.parts
 
     @property
@@ -246,17 +249,17 @@ class GroupHost:
             return not self._members and not self._joining
 
     def ask(self, name: str) -> Told:
-        """The client lives; what it is told."""
+        """Note a sign of life from the client; returns the answer to it."""
         member = self._member(name)
         was_leaving = member.held.is_leaving
         member.held.ask(self._context.clock.monotonic())
         if was_leaving:
-            # What it was told before may be released now.
+            # Partitions that the answer before left out may be released now.
             self.wake()
         return member.told()
 
     def when_settled(self, name: str, callback: Callable[[], None]) -> None:
-        """Call `callback` once the member owns what it shall, or is gone. In any thread."""
+        """Call `callback`, in any thread, once the member owns its target, or is gone."""
         member = self._member(name)
         member.waiting.append(callback)
         if member.settled or not self.holds(name):
@@ -271,7 +274,8 @@ class GroupHost:
         if applied.lost:
             member.held.gone(applied.lost, lost=True)
             self.wake()
-        return CommitResult(frozenset(each.part for each in applied.written), applied.lost)
+        written = frozenset(each.part for each in applied.written)
+        return CommitResult(written, applied.lost, member.membership.generation)
 
     def _member(self, name: str) -> _Member:
         member = self._members.get(name)
@@ -282,7 +286,7 @@ class GroupHost:
     # Ending
 
     def wake(self) -> None:
-        """Let the thread look now."""
+        """Make the thread look at the group now."""
         self._nudge.set()
         watch = self._watch
         if watch is not None:
@@ -313,7 +317,10 @@ class GroupHost:
                 continue
             now = self._context.clock.monotonic()
             wait = _CAREFUL_WAIT if due is None else min(_CAREFUL_WAIT, max(0.0, due - now))
-            if self._watch is not None and wait > 0 and not self._nudge.is_set():
+            # The step may have found other claims to wait for. What is written to those wakes the
+            # next watch, not this one, and may have been written since the step read them.
+            armed = self._watch is not None and self._watched == self._waited()
+            if self._watch is not None and armed and wait > 0 and not self._nudge.is_set():
                 self._watch.wait(wait)
         if self._watch is not None:
             self._watch.close()
@@ -325,9 +332,7 @@ class GroupHost:
 
     def _follow(self) -> None:
         """Watch the group, and the claims that members wait for."""
-        waited = frozenset().union(
-            *(member.membership.waiting_for for member in self._members.values())
-        )
+        waited = self._waited()
         if waited == self._watched and self._watch is not None:
             return
         if self._watch is not None:
@@ -337,8 +342,14 @@ class GroupHost:
         )
         self._watched = waited
 
+    def _waited(self) -> frozenset[str]:
+        """The claims that its members wait for."""
+        return frozenset().union(
+            *(member.membership.waiting_for for member in self._members.values())
+        )
+
     def _step(self) -> float | None:
-        """Take in who came, let go who left, look once for all; when to come again."""
+        """Add members that join, drop those that leave, look once for all; when to step again."""
         now = self._context.clock.monotonic()
         self._take_in()
         self._let_go(now)
@@ -348,11 +359,11 @@ class GroupHost:
         times = [member.look_at for member in self._members.values()]
         times += [member.held.release_due() for member in self._members.values()]
         times += [member.held.silent_until() for member in self._members.values()]
-        # None is left if all of them went to other nodes.
+        # There is no time if all members have gone to other nodes.
         return min((at for at in times if at is not None), default=None)
 
     def _take_in(self) -> None:
-        """Hold who wants to join; the look that follows announces it."""
+        """Hold the members that want to join; the look that follows announces them."""
         with self._lock:
             joining, self._joining = self._joining, []
             for each in joining:
@@ -390,7 +401,8 @@ class GroupHost:
         join_together([each.membership for each in self._members.values() if each.is_new])
         seen = self._see()
         changed = (state := _state_of(seen)) != self._seen
-        self._seen = state
+        # Not before all of them have looked: if one fails, all look again.
+        self._seen = None
         for member in list(self._members.values()):
             due = member.look_at is not None and member.look_at <= now
             if not changed and not due and not member.held.is_leaving and member.settled:
@@ -404,12 +416,13 @@ class GroupHost:
                 # Its client has joined through another node, or its record can't be written.
                 self._drop(member.name, error)
                 continue
-            # Not before: what a member is told first is what was seen.
+            # Not before: the first answer to a member must show what this look saw.
             member.has_joined()
             if member.look_at is not None and member.look_at <= self._context.clock.monotonic():
-                # It has changed the group: the others must not decide on what was.
+                # It has changed the group: the others must not decide on the old snapshot.
                 seen = self._see()
             self._note_settled(member, seen)
+        self._seen = state
 
     def _see(self) -> Snapshot:
         return self._reader.see(
@@ -417,9 +430,9 @@ class GroupHost:
         )
 
     def _note_settled(self, member: _Member, seen: Snapshot) -> None:
-        """Settled is who owns what it shall, in a group that needs no other target.
+        """Note whether a member owns its target, in a group that needs no other target.
 
-        One that has just joined is not in what was seen before.
+        A member that has just joined is not in a snapshot from before.
         """
         view = seen.view
         mine = view.members.get(member.name)
@@ -447,6 +460,6 @@ class MemberNotHere(GroupNotFound):
 
 
 def _state_of(seen: Snapshot) -> object:
-    """What all members decide on; equal if nothing has changed."""
+    """The state that all members decide on; equal if nothing has changed."""
     members = tuple((name, member.id) for name, member in seen.view.members.items())
     return seen.head_version, members, tuple(sorted(seen.view.topics.items()))

@@ -16,18 +16,23 @@ from pxrs.aio.threads import called, outcome
 from pxrs.config import check_group_name, check_member_name, check_topic_name
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
-from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key
+from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key, members_prefix
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
+from pxrs.server.groups.host import MOST_MEMBERS as MOST_IN_GROUP
 from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Told
 from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
 from pxrs.server.metrics import Metrics
-from pxrs.types import Check, Committed, Delete, Put, TopicPartition
+from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Versioned
 
 _REGISTRY = "apps/"
+# By group: which token each member has joined with.
+_OWNERS = "owners/"
 # How often hosts without members are looked for.
 _SWEEP = 10.0
 _FEW = 1000
+# More owners than this in one record: those of members that are gone are removed.
+_MANY_OWNERS = 2 * MOST_IN_GROUP
 
 T = TypeVar("T")
 
@@ -36,7 +41,7 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     """How groups behave whose members are remote. Seconds."""
 
     debounce: float = 0.5
-    # How long a partition may stay with a client that was told to give it up.
+    # How long a partition may stay with a client that has to give it up.
     revoke_timeout: float = 5.0
     strategy: str = "sticky"
 
@@ -61,7 +66,7 @@ class Registered(NamedTuple):
     app: AppGroup
 
 
-class HeldElsewhere(Exception):  # noqa: N818 - it says where to go on
+class HeldElsewhere(Exception):  # noqa: N818 - it names the node to ask
     """Another node has to answer this request: it holds the member, or leads the group."""
 
     def __init__(self, address: str) -> None:
@@ -70,7 +75,7 @@ class HeldElsewhere(Exception):  # noqa: N818 - it says where to go on
 
 
 class GroupService:
-    """What remote members ask for. Used by one event loop."""
+    """Serves the requests of remote members. Used by one event loop."""
 
     def __init__(
         self,
@@ -104,14 +109,13 @@ class GroupService:
         session_timeout: float,
         notice: float = 0.0,
     ) -> None:
-        """Become a member of the group under a name of the client's own.
+        """Become a member of the group under a name that the client chose.
 
-        `notice`: how long the client is told that a partition goes before it is released.
+        `notice`: how long before its release answers announce that a partition goes.
         """
         check_group_name(group)
         check_member_name(name)
-        host = self._hosts.get(group)
-        if host is None or not host.holds(name):
+        if not self.holds(group, name):
             await self._call(partial(self._refuse_elsewhere, group, name))
             check_room("members", self.held, MOST_MEMBERS)
         for topic in topics:
@@ -119,15 +123,31 @@ class GroupService:
         await outcome(self._host(group).join(name, topics, client, session_timeout, notice))
 
     async def ask(self, group: str, name: str) -> Told:
-        """The client lives; what it owns now. A member whose node died is taken over."""
+        """Note a sign of life; what the member owns now. Takes over a member whose node died."""
         host = self._hosts.get(group)
         if host is None or not host.holds(name):
             await self._adopt(group, name)
             host = self._host(group)
         return host.ask(name)
 
+    def holds(self, group: str, name: str) -> bool:
+        """Whether this node holds the member."""
+        host = self._hosts.get(group)
+        return host is not None and host.holds(name)
+
+    def ask_held(self, group: str, name: str) -> Told:
+        """As `ask`, but `MemberNotHere` for a member that this node does not hold.
+
+        Who was told how long partitions stay (`notice`) must join again to be told it once more:
+        a member that is taken over by `ask` has none.
+        """
+        host = self._hosts.get(group)
+        if host is None:
+            raise MemberNotHere(name, group)
+        return host.ask(name)
+
     async def settled(self, group: str, name: str, wait: float) -> Told:
-        """As `ask`, once the member owns what it shall, or after so many seconds."""
+        """As `ask`, once the member owns its target, or after `wait` seconds."""
         told = await self.ask(group, name)
         if told.settled or wait <= 0:
             return told
@@ -140,7 +160,7 @@ class GroupService:
     async def commit(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
     ) -> CommitResult:
-        """Move checkpoints forward; those of partitions that it does not own are refused."""
+        """Move checkpoints forward; refuses those of partitions that the member does not own."""
         await self.ask(group, name)
         await self._call(partial(self.check_offsets, offsets))
         host = self._host(group)
@@ -152,7 +172,7 @@ class GroupService:
     async def commit_owned(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
     ) -> None:
-        """Commit what it owns of these, as far as there are messages; the rest is left alone."""
+        """Commit offsets of partitions that it owns, none past their end; ignores all others."""
         host = self._host(group)
         mine = host.parts(name)
         owned = {part: offset for part, offset in offsets.items() if part in mine}
@@ -166,12 +186,11 @@ class GroupService:
         return sum(host.size for host in self._hosts.values())
 
     def forget_others(self, known: dict[tuple[str, str], T]) -> None:
-        """Drop what is known of members that are not held here any more, once that is much."""
+        """Remove members that are not held here from `known`, once it has grown large."""
         if len(known) <= 2 * self.held + _FEW:
             return
         for group, name in list(known):
-            host = self._hosts.get(group)
-            if host is None or not host.holds(name):
+            if not self.holds(group, name):
                 del known[group, name]
 
     async def leave(self, group: str, name: str) -> None:
@@ -224,18 +243,60 @@ class GroupService:
         if leader is not None and leader.address != self._context.node:
             raise HeldElsewhere(leader.address)
 
-    def check_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Refuse checkpoints past the end: messages that are still to come would be passed over.
+    async def note_owner(self, group: str, name: str, token: str) -> None:
+        """Remember the token that a member has joined with, for all nodes and over restarts."""
+        await self._call(partial(self._note_owner, group, name, token))
 
-        In a thread.
+    def _note_owner(self, group: str, name: str, token: str) -> None:
+        while True:
+            found, owners = self._owners(group)
+            if owners.get(name) == token:
+                return
+            if len(owners) >= _MANY_OWNERS:
+                # Read after the owners: each of them was a member before it was noted.
+                here = self._names(group)
+                owners = {each: owner for each, owner in owners.items() if each in here}
+            put = Put(_OWNERS + group, msgspec.json.encode({**owners, name: token}))
+            check = Check(put.key, 0 if found is None else found.version)
+            if isinstance(self._coord.commit([check], [put]), Committed):
+                return
+
+    async def owner_of(self, group: str, name: str) -> str | None:
+        """The token that a member has joined with; None if the group has no such member."""
+        return await self._call(partial(self._owner_of, group, name))
+
+    def _owner_of(self, group: str, name: str) -> str | None:
+        check_group_name(group)
+        return self._owners(group)[1].get(name) if name in self._names(group) else None
+
+    def _owners(self, group: str) -> tuple[Versioned | None, dict[str, str]]:
+        found = self._coord.get(_OWNERS + group)
+        if found is None:
+            return None, {}
+        return found, msgspec.json.decode(found.value, type=dict[str, str])
+
+    def _names(self, group: str) -> set[str]:
+        """The names of its members, and of those whose partitions it keeps for them."""
+        found = self._coord.get(head_key(group))
+        kept = set() if found is None else set(decode(found, Head).static)
+        prefix = members_prefix(group)
+        return kept | {each.key.removeprefix(prefix) for each in self._coord.list(prefix)}
+
+    def check_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Refuse checkpoints past the end: messages that are still to come would be skipped.
+
+        Blocks; call it in a thread.
         """
         topics = self._px._blocking.topics
         for topic in {part.topic for part in offsets}:
-            bounds = topics.bounds(topics.find(topic))
+            found = topics.find(topic)
+            bounds = topics.bounds(found)
             for part, offset in offsets.items():
                 if part.topic != topic or part.partition not in bounds:
                     continue
                 held = bounds[part.partition]
+                if offset > held.end:
+                    held = topics._confirmed_bounds(found, part.partition)
                 if not 0 <= offset <= held.end:
                     raise OffsetOutOfRange(*part, offset, *held)
 
@@ -270,9 +331,10 @@ class GroupService:
     async def delete(self, group: str) -> None:
         """Remove an application's group; it must not have members."""
         await self.find(group)
-        with suppress(GroupNotFound):  # nobody may have joined yet
+        with suppress(GroupNotFound):  # no member may have joined yet
             await self._px.groups.delete(group)
-        await self._call(partial(self._coord.commit, [], [Delete(_REGISTRY + group)]))
+        deleted = [Delete(_REGISTRY + group), Delete(_OWNERS + group)]
+        await self._call(partial(self._coord.commit, [], deleted))
 
     def _register(self, wanted: AppGroup) -> Registered:
         key = _REGISTRY + wanted.name
@@ -295,8 +357,16 @@ class GroupService:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP)
-            for group in [group for group, host in self._hosts.items() if host.is_empty]:
-                await self._call(self._hosts.pop(group).close)
+            await self._close_empty()
+
+    async def _close_empty(self) -> None:
+        """Closes the hosts without members."""
+        for group, host in list(self._hosts.items()):
+            # Asked anew for each: a client may have joined while the one before was closed. Nothing
+            # is awaited between this question and the removal, so no join comes in between.
+            if host.is_empty:
+                del self._hosts[group]
+                await self._call(host.close)
 
     async def close(self) -> None:
         """Let the members go to other nodes: they keep their partitions for a while."""

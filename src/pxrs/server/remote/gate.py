@@ -25,8 +25,8 @@ from pxrs.errors import (
 )
 from pxrs.server.remote import rights
 from pxrs.server.tokens import Identity
-from pxrs.stores.api import Stores
-from pxrs.topics import Topics
+from pxrs.stores.api import CoordStore, Stores
+from pxrs.topics import recorded_in
 from pxrs.types import Append, Appended, LogPartition, Put, Queue, Topic, Versioned
 
 Call = Callable[..., Any]
@@ -46,7 +46,7 @@ class Gate:
     def __init__(self, stores: Stores, clock: Clock = SYSTEM_CLOCK) -> None:
         self._stores = stores
         self._clock = clock
-        self._topics = TopicsById(stores, clock)
+        self._topics = TopicsById(stores.coord)
         self._owners: dict[str, str] = {}
         self._special: Mapping[str, Callable[[Identity, dict[str, Any], Call], Any]] = {
             "coord.list": self._list,
@@ -211,8 +211,8 @@ class TopicsById:
     of topics that were deleted too: their logs may still be asked for.
     """
 
-    def __init__(self, stores: Stores, clock: Clock) -> None:
-        self._list = Topics(stores.coord, stores.log, clock).list
+    def __init__(self, coord: CoordStore) -> None:
+        self._coord = coord
         self._lock = threading.Lock()
         self._known: dict[str, Topic] = {}
 
@@ -220,7 +220,7 @@ class TopicsById:
         """The topic whose log it is; None if no record names it."""
         if (known := self._known.get(topic_id)) is not None:
             return known
-        there = {topic.id: topic for topic in self._list()}
+        there = {found.topic.id: found.topic for found in recorded_in(self._coord)}
         with self._lock:
             if len(self._known) > 2 * len(there) + _SOME:
                 self._known = {}

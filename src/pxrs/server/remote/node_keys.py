@@ -6,8 +6,8 @@ import re
 
 from pxrs.client.topology import NodeAddress, NodesView
 from pxrs.core import kv
-from pxrs.core.kv import Change, KeyBatch, Lane, Written
-from pxrs.errors import InvalidRequest, NotLeader, PxrsError, quoted
+from pxrs.core.kv import Change, KeyBatch, Writer, Written
+from pxrs.errors import InvalidRequest, PxrsError, quoted
 from pxrs.kv.store import KeyValues, check_version
 from pxrs.server.cluster import Cluster
 from pxrs.types import Entry
@@ -15,7 +15,7 @@ from pxrs.types import Entry
 # What one answer holds; it ends with the value that goes beyond.
 _MOST_READ = 100
 _MOST_READ_BYTES = 2**18
-_LANE = re.compile(r"[0-9a-f]{16}\.[0-9]{1,9}")
+_WRITER = re.compile(r"[0-9a-f]{16}\.[0-9]{1,9}")
 
 
 class NodeKeys:
@@ -26,18 +26,20 @@ class NodeKeys:
         self._cluster = cluster
 
     def write(
-        self, lane: str, number: int, changes: list[Change], again: bool
+        self, writer: str, number: int, changes: list[Change], again: bool
     ) -> list[Written | PxrsError]:
         """Writes a batch, once. One that is sent again is taken whoever leads its keys."""
-        if not _LANE.fullmatch(lane) or not 1 <= number < 2**53 or not changes:
-            raise InvalidRequest(f"a batch needs a lane, a number and writes, got {quoted(lane)}")
+        if not _WRITER.fullmatch(writer) or not 1 <= number < 2**53 or not changes:
+            raise InvalidRequest(
+                f"a batch needs a writer, a number and writes, got {quoted(writer)}"
+            )
         for change in changes:
             self._check(change)
-            if not again:
-                self._refuse_elsewhere(change.key)
+            if self._cluster is not None and not again:
+                self._cluster.refuse_led_elsewhere(change.key)
         if kv.count_together(changes, self._keys._coord.limits) < len(changes):
             raise InvalidRequest("a batch of writes is larger than one commit of the store can be")
-        (answers,) = self._keys._do_all([KeyBatch(changes, Lane(lane, number, again))])
+        (answers,) = self._keys._do_all([KeyBatch(changes, Writer(writer, number, again))])
         if isinstance(answers, BaseException):
             raise answers
         return answers
@@ -63,14 +65,6 @@ class NodeKeys:
             raise InvalidRequest("a delete has no ttl")
         self._keys._ttl_ms(change.ttl_ms / 1000 if change.ttl_ms else None)
         kv.check_change(change, self._keys._coord.limits)
-
-    def _refuse_elsewhere(self, key: bytes) -> None:
-        if self._cluster is None:
-            return
-        leader = self._cluster.view.leader_of(kv.slot_of_shard(kv.shard_of(key)))
-        if leader is None or leader.name == self._cluster.here.name:
-            return
-        raise NotLeader(key, leader.name, leader.address)
 
 
 def view_of(cluster: Cluster) -> NodesView:

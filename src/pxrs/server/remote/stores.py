@@ -161,6 +161,31 @@ class StoreService:
         self._streams: set[Stream] = set()
         self._beat = SYSTEM_CLOCK.monotonic()
         self._beating: asyncio.Task[None] | None = None
+        # Why the store can't be reached, if so.
+        self.trouble = ""
+
+    def note_store(self, trouble: str) -> None:
+        """Whether the node reaches its store. If not, its clients go to others, if there are any.
+
+        Only where their sessions live on there; who has others stays, as long as they last. On the
+        event loop.
+        """
+        self.trouble = trouble
+        if not self._refuses:
+            return
+        lends = isinstance(self.stores.coord, LendsSessions)
+        with self.lock:
+            bound = set() if lends else {held.stream for held in self.sessions.values()}
+        going = self._streams - bound
+        if going:
+            _LOG.warning("%s; %d clients have to use another node", trouble, len(going))
+        for stream in going:
+            stream.end()
+
+    @property
+    def _refuses(self) -> bool:
+        """Whether clients are better off with another node."""
+        return bool(self.trouble) and any(it.name != self.node for it in self.view().nodes)
 
     @property
     def was_frozen(self) -> bool:
@@ -191,6 +216,7 @@ class StoreService:
             most = min(queue_limits.body_bytes, frames.MOST_BODY_BYTES)
             queue_limits = queue_limits._replace(body_bytes=most)
             abilities |= {"restore"} if isinstance(self.stores.queues, ItemRestorer) else set()
+        abilities |= {"lends"} if isinstance(self.stores.coord, LendsSessions) else set()
         return Hello(self.node, self.stores.coord.limits, queue_limits, frozenset(abilities))
 
     async def talk(
@@ -204,6 +230,8 @@ class StoreService:
                 "too_many_clients",
                 f"this node has {_MOST_STREAMS} clients, its limit; try another one",
             )
+        if self._refuses:
+            raise HttpError(503, "store_unavailable", f"{self.trouble}; try another node")
         if self._beating is None:
             self._beat = SYSTEM_CLOCK.monotonic()
             self._beating = asyncio.create_task(self._look_at_itself())
@@ -445,6 +473,10 @@ class Stream:
         self._loop.call_later(_GRACE, self._submit_end)
 
     def _submit_end(self) -> None:
+        if self._service.trouble:
+            # Clients could not come back, and where they are now could not be seen.
+            self._loop.call_later(_GRACE, self._submit_end)
+            return
         with suppress(RuntimeError):  # the node has stopped, and has ended them
             self._service.pool.submit(self._end_sessions)
 

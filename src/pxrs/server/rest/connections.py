@@ -1,6 +1,6 @@
-"""Connections of clients: what is not HTTP is refused in our words, and it is noticed who has gone.
+"""Connections of clients: refuses what is not HTTP, and notices when a client has gone.
 
-Nothing of a request that could not be read is logged or sent back: it may be a secret.
+No part of a request that could not be read is logged or sent back: it may be a secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERS = count(1)
 
 
 def id_of(request: web.BaseRequest) -> str:
-    """The client's own id if it is sane, else a new one. One that can't be read has none."""
+    """The client's request id if it is valid, else a new one. An unreadable request has none."""
     given = request.headers.get("X-Request-Id", "")
     if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
         return given
@@ -97,7 +97,7 @@ class Connection(web.RequestHandler):
         return HttpError(
             400,
             "malformed_request",
-            "this is not HTTP/1.1 as RFC 9112 has it; send it with an HTTP library",
+            "the request must be HTTP/1.1 (RFC 9112); send it with an HTTP library",
         )
 
 
@@ -118,7 +118,7 @@ class Refusing(asyncio.Protocol):
 
 
 async def unless_lost(request: web.BaseRequest, work: Awaitable[Any]) -> Any:
-    """Do what waits for the world until its client has gone: nobody would get the answer."""
+    """Awaits `work`, and cancels it once its client has gone: no one would get the answer."""
     connection = request.protocol
     assert isinstance(connection, Connection)
     task = asyncio.ensure_future(work)

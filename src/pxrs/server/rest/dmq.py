@@ -112,8 +112,6 @@ class Dmq:
         self._groups = groups
         self._cluster = cluster
         self._session_timeout = session_timeout
-        # By group and member: the generation of the assignment that it fetched last.
-        self._fetched: dict[tuple[str, str], int] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -208,9 +206,6 @@ class Dmq:
         member = call.path["member"]
         name, group = _split(member)
         told = await self._groups.settled(group, name, call.query.wait)
-        if (group, name) not in self._fetched:
-            self._groups.forget_others(self._fetched)
-        self._fetched[group, name] = told.generation
         parts = sorted(told.owned)
         return Assignment(
             [part.partition for part in parts],
@@ -237,20 +232,19 @@ class Dmq:
             raise HttpError(
                 409, "not_owned", f"not committed, another member owns them now: {lost}"
             )
-        fetched = self._fetched.get((group, name), 0)
-        if asked.generation is not None and asked.generation < fetched:
+        # Not the generation that it has fetched: the document sends a client that names an old one
+        # to fetch its assignment, and any node can answer from the group alone.
+        if asked.generation is not None and asked.generation < result.generation:
             raise HttpError(
                 409,
                 "old_generation",
-                f"generation {asked.generation} is older than {fetched}, the member's assignment; "
-                "what it owns was committed",
+                f"generation {asked.generation} is older than {result.generation}, the group's; "
+                "what the member owns was committed; fetch its assignment",
             )
         return Success(True)
 
     async def leave(self, call: Call) -> Success:
-        member = _member(call.body.groupId, call.body.memberId)
-        await self._groups.leave(*member)
-        self._fetched.pop(member, None)
+        await self._groups.leave(*_member(call.body.groupId, call.body.memberId))
         return Success(True)
 
 

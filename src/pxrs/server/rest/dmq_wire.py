@@ -1,12 +1,13 @@
-"""What DMQ's existing client and its command line send, beside the documented groups API.
+"""Serves the calls of DMQ's existing client and command line, beside the documented groups API.
 
 Its JSON reader refuses unknown fields, so every answer has exactly the fields that it knows. It
-keeps its partitions until it is told PREPARING_REBALANCE, and commits what it fetched: both shape
-`WireMember`.
+keeps its partitions until an answer has PREPARING_REBALANCE, and commits what it fetched: both
+shape `WireMember`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Annotated
 
@@ -38,7 +39,10 @@ _GROUP = "/api/v1/consumer-groups"
 _STORAGE = "/api/v1/storage"
 # The client sends a heartbeat every three seconds; only the answers to these count for it.
 NOTICE = 3.3
+_PREPARED_ANSWERS = 2
 _LOGIN_SECONDS = 86_400
+_MOST_WARNED = 1000
+_LOG = logging.getLogger("pxrs.serve")
 
 Name = Annotated[str, Meta(min_length=1, max_length=249)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -203,14 +207,15 @@ class LoggedIn(Struct, frozen=True, rename="camel"):
 
 
 class WireMember:
-    """What one existing client believes, as far as it can be known here.
+    """The state of one existing client, as far as a node can know it.
 
-    It takes over a changed set only if it was told PREPARING_REBALANCE before, in an answer that
-    it looked at; answers to its commits it does not look at. So PREPARING_REBALANCE is told for
-    longer than the time between two of its heartbeats. What it reports was fetched, not handled:
-    it counts one heartbeat later.
+    The client takes over a changed set of partitions only after PREPARING_REBALANCE in an answer
+    that it looked at; it does not look at answers to its commits. So PREPARING_REBALANCE is sent
+    for longer than the time between two of its heartbeats, and in two answers at least: if the
+    first one went to a commit, a heartbeat that is late may bring the next request only after that
+    time. The offsets that it reports were fetched, not handled: they count one heartbeat later.
 
-    `has_set`: it was stable already when it came here, with a set that is not known here.
+    `has_set`: it was stable already when it came here, with a set that this node does not know.
     """
 
     def __init__(self, notice: float, owner: str = "", *, has_set: bool = False) -> None:
@@ -220,6 +225,8 @@ class WireMember:
         self.owner = owner
         self._shown: tuple[int, ...] | None = None
         self._preparing_since: float | None = None
+        # How many answers have said so since then.
+        self._prepared = 0
         self._fetched: dict[int, int] = {}
 
     def reply(
@@ -228,16 +235,21 @@ class WireMember:
         """The answer to a heartbeat."""
         if settled and owned == self._shown and self._preparing_since is None:
             return _reply("STABLE", owned, generation)
-        told = self._preparing_since is not None and now - self._preparing_since >= self._notice
+        told = (
+            self._preparing_since is not None
+            and self._prepared >= _PREPARED_ANSWERS
+            and now - self._preparing_since >= self._notice
+        )
         if settled and (told or (self._shown is None and not self._has_set)):
             self._shown, self._preparing_since = owned, None
             return _reply("STABLE", owned, generation)
         if self._preparing_since is None:
-            self._preparing_since = now
+            self._preparing_since, self._prepared = now, 0
+        self._prepared += 1
         return _reply("PREPARING_REBALANCE", self._shown or (), generation)
 
     def handled(self, fetched: dict[int, int]) -> dict[int, int]:
-        """What was handled when this heartbeat was sent: what was fetched by the one before."""
+        """The offsets handled when this heartbeat was sent: those that the one before reported."""
         handled, self._fetched = self._fetched, fetched
         return handled
 
@@ -256,7 +268,9 @@ class DmqWire:
         max_wait: float,
         notice: float,
         guard: Guard,
+        scheme: str = "http",
     ) -> None:
+        self._scheme = scheme
         self._notice = notice
         self._guard = guard
         self._max_wait = min(max_wait, 30.0)
@@ -267,6 +281,8 @@ class DmqWire:
         self._session_timeout = session_timeout
         self._cluster = cluster
         self._members: dict[tuple[str, str], WireMember] = {}
+        # The end of the partition that was logged last.
+        self._warned: dict[TopicPartition, int] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -387,7 +403,8 @@ class DmqWire:
     async def controller(self, call: Call) -> Controller:
         here = self._cluster.here
         epoch = self._cluster.view.epoch
-        return Controller(here.number, f"http://{here.address}", epoch, self._clock.wall_ms())
+        url = f"{self._scheme}://{here.address}"
+        return Controller(here.number, url, epoch, self._clock.wall_ms())
 
     async def raft_status(self, call: Call) -> RaftStatus:
         """Any node answers any request, so each may call itself the leader."""
@@ -395,7 +412,7 @@ class DmqWire:
         return RaftStatus(here, self._cluster.view.epoch, "LEADER", True, here)
 
     async def login(self, call: Call) -> LoggedIn:
-        """A token's name and secret; the answer is what to send as a bearer token."""
+        """Checks a token's name and secret; the answer has the bearer token to send."""
         bearer = f"pxrs.{call.body.username}.{call.body.password}"
         return await self._logged_in(bearer, call.body.username)
 
@@ -406,12 +423,16 @@ class DmqWire:
 
     async def _logged_in(self, bearer: str, name: str) -> LoggedIn:
         if not self._guard.asks:
-            # Nobody is asked for one: any will do.
+            # This node needs no tokens: any will do.
             return LoggedIn("none-needed", _LOGIN_SECONDS, name)
         identity = await self._guard.look_up(bearer)
         if identity is None or identity.expired:
-            raise HttpError(401, "unauthorized", "no such token, or another secret")
-        return LoggedIn(bearer, _LOGIN_SECONDS, identity.name)
+            raise HttpError(401, "unauthorized", "the token does not exist, or has another secret")
+        seconds = _LOGIN_SECONDS
+        if identity.expires_ms is not None:
+            left = (identity.expires_ms - self._clock.wall_ms()) // 1000
+            seconds = max(0, min(seconds, left))
+        return LoggedIn(bearer, seconds, identity.name)
 
     # Messages
 
@@ -441,8 +462,9 @@ class DmqWire:
                 page = await self._messages.fetch(asked.topic, asked.partition, offset, most, wait)
             except OffsetOutOfRange as error:
                 if offset >= error.end:
+                    self._warn_of_loss(error)
                     return Consumed([], error.end, None, True)
-                # What it asks for was removed by retention: it goes on with what there is.
+                # Retention has removed this offset: the client goes on with the first one left.
                 page = await self._messages.fetch(
                     asked.topic, asked.partition, error.start, most, wait
                 )
@@ -450,14 +472,33 @@ class DmqWire:
             return Consumed([], 0, told(error), False)
         return Consumed([_consumed(each) for each in page.messages], page.end, None, True)
 
+    def _warn_of_loss(self, error: OffsetOutOfRange) -> None:
+        """Log that a client is past the end: the engine has lost messages that it had read.
+
+        Or the topic was made again. The client has no word for that: past the end it takes nothing
+        but an empty answer, and goes on there when the partition has grown so far.
+        """
+        where = TopicPartition(error.topic, error.partition)
+        if self._warned.get(where) == error.end:
+            return
+        if len(self._warned) >= _MOST_WARNED:
+            self._warned.clear()
+        self._warned[where] = error.end
+        _LOG.warning(
+            "a client reads topic %r, partition %d, from offset %d, but it ends at %d: messages "
+            "were lost, or the topic was made again; the client will pass over what comes up to "
+            "there, so start it anew",
+            *where, error.offset, error.end,
+        )  # fmt: skip
+
     # Groups
 
     async def join(self, call: Call) -> GroupReply:
         asked: Join = call.body
         try:
             await self._take_in(asked.group_id, asked.consumer_id)
-            self._remember(call, asked.group_id, asked.consumer_id)
-            return await self._answer(asked.group_id, asked.consumer_id)
+            member = await self._remember(call, asked.group_id, asked.consumer_id)
+            return self._answer(member, asked)
         except PxrsError as error:
             return _failed(error)
 
@@ -466,45 +507,62 @@ class DmqWire:
         key = asked.group_id, asked.consumer_id
         known = self._members.get(key)
         who = call.identity
-        if who is not None and who.expired and (known is None or known.owner != who.name):
-            # It can't log in again by itself, so it may keep what it has joined, and no more.
-            raise HttpError(401, "token_expired", "this token has expired")
         try:
-            if key not in self._members:
+            if who is not None and who.expired and who.name != await self._owner(key):
+                # It can't log in again by itself, so it may stay a member where it is one, and no
+                # more.
+                raise HttpError(401, "token_expired", "this token has expired")
+            if known is None or not self._groups.holds(*key):
+                # Its node died, it was silent for too long, or it was with another node meanwhile:
+                # it never joins again by itself. What is known of it here may be out of date, and
+                # so it is told PREPARING_REBALANCE first, whatever set it has.
                 await self._take_in(*key)
-                # Its node died, or it was silent for too long: it never joins again by itself.
-                self._remember(call, *key, has_set=True)
-            answer = await self._answer(*key)
+                known = await self._remember(call, *key, has_set=True)
+            answer = self._answer(known, asked)
             if who is None or not who.expired:
-                await self._commit(key, asked.offsets or {})
+                await self._commit(known, key, asked.offsets or {})
         except PxrsError as error:
             if isinstance(error, GroupNotFound):
                 self._members.pop(key, None)
             return _failed(error)
         return answer
 
-    def _remember(self, call: Call, group: str, name: str, *, has_set: bool = False) -> None:
+    async def _owner(self, key: tuple[str, str]) -> str | None:
+        """The token that the member has joined with, here or through another node."""
+        known = self._members.get(key)
+        if known is not None and self._groups.holds(*key):
+            return known.owner
+        return await self._groups.owner_of(*key)
+
+    async def _remember(
+        self, call: Call, group: str, name: str, *, has_set: bool = False
+    ) -> WireMember:
         token = "" if call.identity is None else call.identity.name
+        if token:
+            await self._groups.note_owner(group, name, token)
         self._groups.forget_others(self._members)
-        self._members[group, name] = WireMember(self._notice, token, has_set=has_set)
+        member = WireMember(self._notice, token, has_set=has_set)
+        self._members[group, name] = member
+        return member
 
     async def _take_in(self, group: str, name: str) -> None:
         topic = (await self._groups.find(group)).app.topic
         client = f"dmq:{name}"
         await self._groups.join(group, name, (topic,), client, self._session_timeout, self._notice)
 
-    async def _answer(self, group: str, name: str) -> GroupReply:
-        told = await self._groups.ask(group, name)
+    def _answer(self, member: WireMember, asked: Join | Heartbeat) -> GroupReply:
+        told = self._groups.ask_held(asked.group_id, asked.consumer_id)
         owned = tuple(sorted(part.partition for part in told.owned))
-        now = self._clock.monotonic()
-        return self._members[group, name].reply(owned, told.settled, told.generation, now)
+        return member.reply(owned, told.settled, told.generation, self._clock.monotonic())
 
-    async def _commit(self, key: tuple[str, str], offsets: dict[str, int]) -> None:
-        """Commit what was handled, of partitions that it owns; others' it reports as well."""
+    async def _commit(
+        self, member: WireMember, key: tuple[str, str], offsets: dict[str, int]
+    ) -> None:
+        """Commit what was handled in partitions that it owns; it reports those of others, too."""
         fetched = {
             int(text): at for text, at in offsets.items() if text.isdecimal() and len(text) <= 9
         }
-        handled = self._members[key].handled(fetched)
+        handled = member.handled(fetched)
         if handled:
             topic = (await self._groups.find(key[0])).app.topic
             marks = {TopicPartition(topic, number): at for number, at in handled.items()}

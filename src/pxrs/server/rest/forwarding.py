@@ -21,10 +21,10 @@ _BODY = "X-Pxrs-Body"
 _SIGNATURE = "X-Pxrs-Signature"
 FOLLOWS = "X-Pxrs-Follows"
 LEADER = "X-Pxrs-Leader"
-# The code of a request that did not leave this node; any other failure may come after it was done.
+# The code of a request that did not leave this node; after any other failure it may have been done.
 NOT_SENT = "leader_unreachable"
 _LOST, _GONE = "leader_lost", "leader_gone"
-# The other node may have done what it was sent.
+# The other node may have executed the request.
 MAYBE_DONE = (_LOST, _GONE)
 _KEPT = ("Content-Type", "X-Request-Id")
 
@@ -56,7 +56,7 @@ class Forwarding:
         return any(node.address == address for node in self._nodes())
 
     def received(self, method: str, path: str, headers: Mapping[str, str]) -> PassedOn | None:
-        """The request as another node has signed it; None if a client sends it."""
+        """The request that another node signed and passed on; None if a client sent it."""
         if _FORWARDED not in headers:
             return None
         parts = (headers.get(name, "") for name in (_TOKEN, _BODY))
@@ -74,9 +74,9 @@ class Forwarding:
         body: bytes,
         token: str,
     ) -> Answer:
-        """What the node at `address` answers; 503 if it can't be reached, or goes meanwhile.
+        """The answer of the node at `address`; 503 if it can't be reached, or goes meanwhile.
 
-        `token` is the name of the client's.
+        `token` is the name of the client's token.
         """
         request = PassedOn(address, self._here.name, method, path, token, digest(body))
         asked = asyncio.ensure_future(self._request(request, headers, body))
@@ -142,7 +142,7 @@ class Forwarding:
 
 
 def _note_outcome(asked: asyncio.Task[Answer]) -> None:
-    """Keeps asyncio from logging how a request failed whose client had gone meanwhile."""
+    """Keeps asyncio from logging the failure of a request whose client has gone."""
     if not asked.cancelled():
         asked.exception()
 
@@ -152,7 +152,7 @@ async def _send_once(
 ) -> aiohttp.ClientResponse:
     """Keeps aiohttp from sending a PUT or a DELETE again when the connection breaks.
 
-    The first one may have been done: a put would be made twice, and a conditional one refused.
+    The first one may have been executed: a put would happen twice, a conditional one be refused.
     """
     try:
         return await handler(request)
@@ -163,7 +163,7 @@ async def _send_once(
 
 
 def _sent_trace() -> aiohttp.TraceConfig:
-    """Notes in a request's own event that its first bytes were sent."""
+    """Sets a request's event when its first bytes are sent."""
     trace = aiohttp.TraceConfig()
 
     async def note(session: object, context: SimpleNamespace, about: object) -> None:

@@ -1,4 +1,4 @@
-"""Who may send which request: identifies the token, and asks it for what the route needs."""
+"""Who may send which request: identifies the token, and checks that it has the route's rights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Call, Need, Route
 from pxrs.server.tokens import Identity, Tokens
 
-# How long a token that was found good is not looked up again: so late a revoked one is noticed.
+# How long a valid token is not looked up again: this late is a revoked one noticed.
 _REMEMBERED = 3.0
 _MOST_REMEMBERED = 10_000
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pxrs"'}
@@ -22,8 +22,8 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pxrs"'}
 class Guard:
     """Checks requests against tokens. Used by one event loop.
 
-    `asks`: whether clients need a token. It never goes back to false while the node runs: when
-    the last token was revoked nobody is let in.
+    `asks`: whether clients need a token. It never goes back to false while the node runs: after
+    the last token was revoked, no client is let in.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class Guard:
         self._known: dict[bytes, tuple[Identity, float]] = {}
 
     async def ask_if_there_are_tokens(self) -> None:
-        """Ask for tokens from the moment on that the store has one."""
-        # Not in one expression: what became true while the store was asked stays so.
+        """Require tokens from now on if the store has any."""
+        # Not in one expression: if `asks` became true during the call, it must stay so.
         if await self._call(self._tokens.list):
             self.asks = True
 
     async def identify(
         self, headers: Mapping[str, str], route: Route | None, passed_on: PassedOn | None = None
     ) -> Identity | None:
-        """Who sends this; None if nobody has to say it. 401 without a good token where one must.
+        """The sender of a request; None if it needs no token. 401 if it needs one and lacks it.
 
-        A node that asks nobody is on loopback, where any web page can send requests too. One that
-        has passed the request on has checked the token, and names it.
+        A node that requires no tokens is on loopback, where any web page can send requests too. A
+        node that has passed the request on has checked the token, and names it.
         """
         if not self.asks:
             if "Origin" in headers:
@@ -84,7 +84,7 @@ class Guard:
     async def _remembered(
         self, find: Callable[[str], Identity | None], given: str
     ) -> Identity | None:
-        # A name alone is no token: the two are kept apart.
+        # A name alone is no token: the cache keeps the two apart.
         key = hashlib.sha256(f"{find.__name__} {given}".encode()).digest()
         now = self._clock.monotonic()
         known = self._known.get(key)
@@ -107,7 +107,7 @@ def refuse(identity: Identity | None, needs: Iterable[Need]) -> None:
 
 
 def check(route: Route, call: Call) -> None:
-    """Raises `PermissionDenied` unless whoever calls may do what the route does."""
+    """Raises `PermissionDenied` unless the caller may do what the route does."""
     if call.identity is not None and route.needs is not None:
         refuse(call.identity, route.needs(call))
 

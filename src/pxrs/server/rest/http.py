@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from pxrs import metrics as names
-from pxrs.errors import PxrsError, StoreError
+from pxrs.errors import NotLeader, PxrsError, StoreError
 from pxrs.server.groups.service import HeldElsewhere
 from pxrs.server.metrics import Metrics
 from pxrs.server.node_auth import digest
@@ -41,9 +41,9 @@ _KEEP_ALIVE = 75.0
 _HANDSHAKE = 10.0
 # How long the rest of a body that was refused is read and thrown away.
 _LINGER = 10.0
-# What needs no token, or has no use for a body, gets no more than this.
+# The largest body of a request that needs no token, or whose route takes no body.
 _SMALL_BODY = 64 * 2**10
-# An answer from this size on takes room for as long as it is sent.
+# An answer of at least this size takes room while it is sent.
 _LARGE_ANSWER = 2**18
 _RETRY_AFTER = {"Retry-After": "1"}
 
@@ -80,9 +80,9 @@ class HttpServer:
         guard: Guard | None,
         talks: Mapping[str, Talk] | None = None,
     ) -> None:
-        """Serve these; before, every request is answered that the node is starting.
+        """Serve these routes; until then, every request is answered 503 `starting`.
 
-        `talks`: what is said over a WebSocket, by its path.
+        `talks`: what serves a WebSocket, by its path.
         """
         self._router = Router(routes)
         self._talks = talks or {}
@@ -91,7 +91,7 @@ class HttpServer:
 
     @property
     def busy(self) -> int:
-        """How many requests are worked on."""
+        """How many requests are under way."""
         return self._busy
 
     @property
@@ -101,11 +101,11 @@ class HttpServer:
 
     @property
     def held(self) -> int:
-        """How many bytes of clients the node holds."""
+        """How many bytes the node holds for clients."""
         return self.room.taken
 
     async def start(self) -> Endpoint:
-        """Listen; where. A port that is taken is an `OSError`."""
+        """Listen; returns where. Raises `OSError` if the port is taken."""
         endpoint = self._settings.endpoint
         loop = asyncio.get_running_loop()
         tls = self._settings.server_tls()
@@ -141,19 +141,19 @@ class HttpServer:
         if (talk := self._talks.get(request.path)) is not None:
             try:
                 return await self._talk(request, talk)
-            except Exception as error:  # noqa: BLE001 - a client is told of every failure
+            except Exception as error:  # noqa: BLE001 - the client gets an answer to any failure
                 return _response(self._refusal(error, request_id), request_id)
         self._busy += 1
         self._quiet.clear()
         try:
             answer = await self._answer(request, match)
-        except Exception as error:  # noqa: BLE001 - a client is told of every failure
+        except Exception as error:  # noqa: BLE001 - the client gets an answer to any failure
             answer = self._refusal(error, request_id)
         finally:
             self._busy -= 1
             if not self._busy:
                 self._quiet.set()
-        # Not the path as it was sent: strangers could make up as many as they like.
+        # Not the path as it was sent: strangers could make up as many labels as they like.
         path = next(iter(match.methods.values())).path if match is not None else "none"
         method = request.method if match is not None and request.method in match.methods else ""
         self._metrics.count(names.REQUESTS, method, path, str(answer.status))
@@ -166,7 +166,7 @@ class HttpServer:
         return response
 
     async def _talk(self, request: web.BaseRequest, talk: Talk) -> web.StreamResponse:
-        """A conversation until one side ends it; a node that stops does not wait for it."""
+        """Serves a WebSocket until one side ends it; a node that stops does not wait for it."""
         if self._stopping:
             raise HttpError(503, "stopping", "this node is stopping; try another one", _RETRY_AFTER)
         assert self._guard is not None
@@ -196,7 +196,7 @@ class HttpServer:
         route = match.methods.get(request.method) if match is not None else None
         if not self._router.routes:
             raise HttpError(503, "starting", "this node is starting; try again", _RETRY_AFTER)
-        # Before anything else is told: without a token there is nothing to be seen.
+        # Before any other answer: a client without a token must learn nothing.
         passed_on = self._forwarding.received(request.method, request.path_qs, request.headers)
         identity = None
         if self._guard is not None:
@@ -225,7 +225,7 @@ class HttpServer:
                     if route.waits
                     else route.handler(call)
                 )
-            except HeldElsewhere as elsewhere:
+            except (HeldElsewhere, NotLeader) as elsewhere:
                 if passed_on is not None:
                     raise HttpError(
                         503, "leader_moving", "the nodes do not agree yet who leads; try again"
@@ -253,7 +253,7 @@ class HttpServer:
     ) -> Answer:
         """Let another node answer, unless the client goes there itself."""
         if not self._forwarding.knows(address):
-            # Only where a node says that it is: a request, and its token, go nowhere else.
+            # Only to addresses that nodes have published: a request and its token go nowhere else.
             raise HttpError(503, "leader_moving", "the node that answers this is not there (yet)")
         if FOLLOWS in request.headers:
             raise HttpError(
@@ -266,7 +266,7 @@ class HttpServer:
 
     async def _read_body(self, request: web.BaseRequest, length: int, most: int) -> bytes:
         if request.content.is_eof():
-            # All of it came with the headers, as most do: there is nothing to wait for.
+            # All of it came with the headers, as most bodies do: there is nothing to wait for.
             data = request.content.read_nowait()
             if len(data) > most:
                 raise _too_large(most)
@@ -320,7 +320,7 @@ def _check_length(request: web.BaseRequest, most: int) -> int:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise HttpError(415, "content_encoding", "bodies must not be compressed")
     if length is None:
-        # One that does not say its length may have all of it.
+        # A body of unknown length is counted with the most that it may have.
         return most if request.body_exists else 0
     return length
 

@@ -41,7 +41,7 @@ _STATUSES: tuple[tuple[type[errors.PxrsError], int], ...] = (
     (errors.PermissionDenied, 403),
     (errors.NotAtomic, 409),
 )
-# Where HTTP has a word of its own.
+# Errors for which HTTP has a word of its own.
 _CODES: dict[type[errors.PxrsError], str] = {errors.PermissionDenied: "forbidden"}
 
 
@@ -71,14 +71,14 @@ class HttpError(Exception):
 
 
 def told(error: errors.PxrsError) -> str:
-    """What a client is told of an error. What a store says may name its address and its users."""
+    """The text of an error for a client. A store's own text may name its address and its users."""
     if isinstance(error, errors.StoreError) or isinstance(error.__cause__, errors.StoreError):
         return "the store did not do this; the node's log says why"
     return str(error)
 
 
 def problem_of(error: Exception, request_id: str) -> Problem:
-    """What the client is told. An error that is a bug of ours says nothing about its inside."""
+    """The problem that a client gets. That of a bug in pxrs gives nothing of its inside away."""
     if isinstance(error, HttpError):
         return Problem(
             title=error.code.replace("_", " "),

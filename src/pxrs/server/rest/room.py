@@ -1,4 +1,4 @@
-"""Room for the bytes that a node holds for clients: it is bounded, and shared fairly."""
+"""Bounds the bytes that a node holds for clients, and shares that room fairly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from pxrs.server.rest.problems import HttpError
 
-# While others wait for room, what comes or goes must be done after so long, and more by its size.
+# While others wait for room, a transfer must end within this time, and more by its size.
 FAIR_SECONDS = 2.0
 FAIR_BYTES_PER_SECOND = 4 * 2**20
 
@@ -21,16 +21,16 @@ class Room:
         self._most = most
         self.taken = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        # What comes from clients or goes to them, and until when it may while others wait for room.
+        # Transfers from and to clients, and when each must end while others wait for room.
         self._moving: dict[asyncio.Timeout, float] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether somebody waits for room."""
+        """Whether a request waits for room."""
         return bool(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Take room for a request; false if it has to wait. One of any size finds room alone."""
+        """Take room for a request; false if it has to wait. A lone one of any size fits."""
         if not size:
             return True
         if self._waiting or (self.taken and self.taken + size > self._most):
@@ -39,14 +39,14 @@ class Room:
         return True
 
     def add(self, size: int) -> None:
-        """Count an answer: it is there already, so the requests that come next have to wait."""
+        """Count an answer, even past the limit: it exists already, so later requests wait."""
         self.taken += size
 
     @asynccontextmanager
     async def moving(self, size: int, seconds: float) -> AsyncIterator[None]:
-        """So many bytes come or go inside the block; `TimeoutError` if that takes too long.
+        """The block transfers `size` bytes; `TimeoutError` if that takes too long.
 
-        A few slow clients would hold all the room otherwise, and nobody else would be served.
+        Otherwise a few slow clients would hold all the room, and no other would be served.
         """
         fair = asyncio.get_running_loop().time() + FAIR_SECONDS + size / FAIR_BYTES_PER_SECOND
         async with asyncio.timeout(seconds) as limit:
@@ -75,7 +75,7 @@ class Room:
             raise
 
     def _take_back(self, size: int, given: asyncio.Future[None]) -> None:
-        """Room that was given in the very moment in which its request gave up."""
+        """Withdraw a request that gave up, even if it was given room in that very moment."""
         if given.done() and not given.cancelled():
             self.give_back(size)
         else:
@@ -83,7 +83,7 @@ class Room:
             self._give()
 
     def give_back(self, size: int) -> None:
-        """A request that had so much is done."""
+        """Free the room of a request that is done."""
         self.taken -= size
         self._give()
 

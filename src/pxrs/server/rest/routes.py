@@ -23,7 +23,7 @@ JSON = "application/json"
 
 
 class Answer(NamedTuple):
-    """What a handler answers when a struct with status 200 is not enough."""
+    """The answer of a handler for which a struct with status 200 is not enough."""
 
     body: Any
     status: int = 200
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     identity: Identity | None = None
 
     def may(self, kind: Kind, name: str, action: Action) -> bool:
-        """Whether who calls may do this; everybody may where no tokens are asked for."""
+        """Whether the caller may do this; every caller may where no tokens are required."""
         return self.identity is None or self.identity.may(kind, name, action)
 
 
@@ -64,9 +64,9 @@ def in_path(kind: Kind, action: Action) -> Callable[[Call], list[Need]]:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
-# Who calls, asked again whenever it matters: raises `HttpError` once a token is good no more.
+# Identifies the caller again; raises `HttpError` once the token is not valid any more.
 Identify = Callable[[], Awaitable[Identity | None]]
-# Frames of a client, and who that is; yields those for the client.
+# Takes the frames of a client, and what identifies it; yields the frames for the client.
 Talk = Callable[[AsyncIterator[bytes], Identify], AsyncGenerator[bytes, None]]
 
 
@@ -76,10 +76,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `query` and `body` are structs that the request must fit; `body` may be `bytes` for a raw one.
     `usual`: a narrower struct that most bodies fit and that is decoded faster; the handler gets
     one of it, or of `body`.
-    `answer` is what a success holds. `open`: needs no token. `late`: a token that has expired will
-    do. `waits`: it may wait for long, and ends when its client has gone. `once`: it must not be
-    repeated by a client who does not know whether it was done. `needs`: the rights that a request
-    needs; None if any token will do.
+    `answer` is the body of a success. `open`: needs no token. `late`: an expired token will do.
+    `waits`: it may wait for long, and ends when its client has gone. `once`: a client that does
+    not know whether it was done must not repeat it. `needs`: the rights that a request needs; None
+    if any token will do.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Groups under `/v1`: members that a node holds, commits fenced by partition, and looks."""
+"""Groups under `/v1`: members that a node holds, commits fenced by partition, descriptions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class JoinGroup(Struct, frozen=True, forbid_unknown_fields=True):
-    """A member to be. Its name is its own: under it, it joins again through any node."""
+    """A request to join. The client chooses `member`, and joins again under it, on any node."""
 
     member: Name
     topics: Annotated[list[Name], Meta(min_length=1, max_length=100)]
@@ -33,7 +33,7 @@ class JoinGroup(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnedPartition(Struct, frozen=True):
-    """A partition to work on: where to go on, and what to show when it is committed."""
+    """A partition to work on: the checkpoint to continue from, and the fence to commit with."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class OwnedPartition(Struct, frozen=True):
 
 
 class MemberAssignment(Struct, frozen=True):
-    """What a member owns. Until it is `settled` more may come, or go."""
+    """The partitions that a member owns. Until it is `settled`, more may come, or some go."""
 
     generation: int
     settled: bool
@@ -57,7 +57,7 @@ class AssignmentWait(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FencedOffset(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything before `offset` is handled, in the partition that the fence is of."""
+    """Everything before `offset` is handled, in the partition of the fence."""
 
     fence: Annotated[str, Meta(max_length=2000)]
     offset: Offset

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from pxrs.errors import InvalidRequest, quoted
+from pxrs.server.cluster import Cluster
 from pxrs.server.keys import KeyService
 from pxrs.server.rest.problems import HttpError
 from pxrs.server.rest.routes import Answer, Call, Need, Route, of_key
@@ -82,8 +83,9 @@ class Found(Struct, frozen=True, omit_defaults=True):
 class V1Keys:
     """The handlers, and the routes that lead to them."""
 
-    def __init__(self, keys: KeyService) -> None:
+    def __init__(self, keys: KeyService, cluster: Cluster) -> None:
         self._keys = keys
+        self._cluster = cluster
 
     def routes(self) -> list[Route]:
         return [
@@ -103,7 +105,7 @@ class V1Keys:
 
     async def get(self, call: Call) -> Found | Answer:
         key = _key(call)
-        self._keys.refuse_elsewhere(key)
+        self._cluster.refuse_led_elsewhere(key)
         entry = await self._keys.get(key, call.query.consistency)
         if entry is None:
             raise HttpError(404, "key_not_found", f"key {quoted(key)} does not exist")
@@ -112,7 +114,7 @@ class V1Keys:
     async def put(self, call: Call) -> PutAnswer:
         asked: PutValue = call.body
         key = _key(call)
-        self._keys.refuse_elsewhere(key)
+        self._cluster.refuse_led_elsewhere(key)
         value = bytes_of("value", asked.value, asked.value_base64)
         if value is None:
             raise InvalidRequest("a value or a value_base64 must be given")
@@ -125,7 +127,7 @@ class V1Keys:
     async def delete(self, call: Call) -> DeleteAnswer:
         asked: DeleteQuery = call.query
         key = _key(call)
-        self._keys.refuse_elsewhere(key)
+        self._cluster.refuse_led_elsewhere(key)
         if_match = None
         if asked.if_match is not None:
             term, _, index = asked.if_match.partition(".")

@@ -87,7 +87,7 @@ class TakenItem(Struct, frozen=True, omit_defaults=True):
 
 
 class Taken(Struct, frozen=True):
-    """What was taken under a lease; no lease if there was nothing."""
+    """The items taken under a lease; without items there is no lease."""
 
     lease: str | None
     items: list[TakenItem]
@@ -106,14 +106,14 @@ class TopicSend(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CommitLease(Struct, frozen=True, forbid_unknown_fields=True):
-    """What happens in the commit that removes the items."""
+    """Items to put and messages to send in the commit that removes the items."""
 
     put: Annotated[list[QueuedPut], Meta(max_length=1000)] = []
     send: Annotated[list[TopicSend], Meta(max_length=1000)] = []
 
 
 class Release(Struct, frozen=True, forbid_unknown_fields=True):
-    """`error`: what went wrong, for whoever looks at the item."""
+    """`error`: what went wrong; it is shown with the item."""
 
     error: Annotated[str, Meta(max_length=10_000)] = ""
 
@@ -308,6 +308,7 @@ class V1Queues:
                     record.key,
                     partition=record.partition,
                     headers=record.headers,
+                    timestamp=record.timestamp,
                 )
             return [await work.put(queue, **options) for queue, options in puts]
 
@@ -316,12 +317,12 @@ class V1Queues:
 
 
 def _queue(call: Call) -> str:
-    """The queue's name; PostgreSQL would fail to look up some that no queue can have."""
+    """The queue's name, checked: PostgreSQL fails to look up some that no queue can have."""
     return validate_name(call.path["queue"])
 
 
 def _owner(call: Call) -> str:
-    """Whose lease it is: nobody else's token can use it."""
+    """The owner of a lease: no other token can use it."""
     return "" if call.identity is None else call.identity.name
 
 

@@ -9,7 +9,7 @@ from pxrs.errors import InvalidRequest
 
 
 def bytes_of(name: str, text: str | None, coded: str | None) -> bytes | None:
-    """What a request says in `name` or in `name_base64`."""
+    """The bytes that a request has in `name` or in `name_base64`."""
     if coded is None:
         return None if text is None else text.encode()
     if text is not None:
@@ -30,7 +30,7 @@ def to_base64(data: bytes) -> str:
 
 
 def text_of(data: str | bytes | None) -> tuple[str | None, str | None]:
-    """As text, or in base64: one of the two is None."""
+    """Data as text, or in base64: one of the two is None."""
     if data is None or isinstance(data, str):
         return data, None
     try:

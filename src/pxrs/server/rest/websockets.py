@@ -15,7 +15,7 @@ from pxrs.server.rest.room import Room
 from pxrs.server.rest.routes import Identify, Talk
 
 _LOG = logging.getLogger("pxrs.serve")
-# A close frame has room for so many bytes of text.
+# A close frame has room for this many bytes of text.
 _REASON = 120
 # What fits into the buffer of a connection, if that is empty.
 _SMALL = 2**14
@@ -24,8 +24,9 @@ _SMALL = 2**14
 async def converse(
     request: web.BaseRequest, talk: Talk, identify: Identify, room: Room, seconds: float
 ) -> web.StreamResponse:
-    """Have the talk over a WebSocket. A client that does not read for `seconds` is cut off."""
-    socket = web.WebSocketResponse(max_msg_size=MOST_FRAME_BYTES, compress=False)
+    """Run `talk` over a WebSocket. A client that does not read for `seconds` is cut off."""
+    # aiohttp refuses messages that have this size, too.
+    socket = web.WebSocketResponse(max_msg_size=MOST_FRAME_BYTES + 1, compress=False)
     if not socket.can_prepare(request).ok:
         raise HttpError(
             426, "upgrade_required", "this is a WebSocket for pxrs:// clients", _UPGRADE
@@ -55,7 +56,7 @@ async def converse(
 
 
 def _is_gone_at_once(request: web.BaseRequest, size: int) -> bool:
-    """Whether so many bytes are sent without waiting: nobody need look how long it takes."""
+    """Whether `size` bytes are sent without waiting, so that no timeout is needed."""
     transport = request.transport
     return size < _SMALL and transport is not None and not transport.get_write_buffer_size()
 

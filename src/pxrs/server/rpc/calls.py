@@ -1,4 +1,4 @@
-"""What every gRPC call goes through: who calls, what they may do, and how a failure is told."""
+"""The steps of every gRPC call: identify the caller, check its rights, report failures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pxrs.server.tokens import Identity
 
 # As much as a frame of `pxrs://`: the largest value of a key, with its key and more.
 LARGEST_MESSAGE = MOST_FRAME_BYTES
-# What an answer needs while it is sent, in times its size: gRPC has a copy.
+# The room that an answer needs while it is sent, in times its size: gRPC has a copy.
 COPIES = 2
-# What an answer needs until it is there, in largest messages: as a record, a value and a message.
+# The room for making an answer, in largest messages: as a record, a value and a message.
 _LARGE_ANSWER = 3
 FOLLOWS = "pxrs-follows"
 _LOG = logging.getLogger("pxrs.serve")
@@ -67,12 +67,12 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
         self.metadata = metadata or {}
 
 
-class Gone(Exception):  # noqa: N818 - nobody is left to be told
+class Gone(Exception):  # noqa: N818 - no client is left to answer
     """The client is not there any more."""
 
 
 class ProblemElsewhere(Exception):  # noqa: N818 - an answer, not a failure
-    """The node that has to answer this refuses it."""
+    """The node that leads the key refused the call."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail)
@@ -80,7 +80,7 @@ class ProblemElsewhere(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class Caller(NamedTuple):
-    """Who calls. `follows`: goes to the leader itself when it is told who that is."""
+    """The caller. `follows`: it goes to the leader itself when a refusal names it."""
 
     identity: Identity | None
     user_agent: str
@@ -98,8 +98,9 @@ Stream = Callable[[bytes, Caller], AsyncGenerator[bytes, None]]
 class Calls:
     """Makes handlers of gRPC from functions that take bytes and a caller. Used by one event loop.
 
-    `needs_token`: false for a method that anybody may call. To gRPC all of them are streams, which
-    on the wire is the same: it would read the whole request before it asks us, of strangers too.
+    `needs_token`: false for a method that any client may call. All of them are registered as
+    streams, which are the same on the wire: else gRPC would read the whole request before it calls
+    us, a stranger's, too.
     """
 
     def __init__(self, guard: Guard, metrics: Metrics, transfers: Transfers) -> None:
@@ -116,7 +117,7 @@ class Calls:
         needs_token: bool = True,
         large: str = "",
     ) -> grpc.GenericRpcHandler:
-        """The handler of a service with these methods; answers of `large` are like requests."""
+        """The handler of a service with these methods; answers of `large` can be the largest."""
         methods = {
             method: self._unary(f"/{name}/{method}", function, needs_token, method == large)
             for method, function in unary.items()
@@ -127,7 +128,7 @@ class Calls:
         return grpc.method_handlers_generic_handler(name, methods)
 
     async def caller(self, context: Any, *, needs_token: bool = True) -> Caller:
-        """Who calls; `HttpError` 401 without a token where one is needed."""
+        """The caller of a call; `HttpError` 401 without a token where one is needed."""
         given = _first_of_each(context.invocation_metadata())
         identity = None
         if needs_token:
@@ -162,7 +163,7 @@ class Calls:
                     pass
                 async with aclosing(function(request, caller)) as answers:
                     async for answer in answers:
-                        # The token may have been revoked while there was nothing to tell.
+                        # The token may have been revoked while there was nothing to send.
                         await self.caller(context, needs_token=needs_token)
                         await self._send(context, answer)
 
@@ -207,7 +208,7 @@ class Calls:
                 status = grpc.StatusCode.OK
             except Gone:
                 pass
-            except Exception as error:  # noqa: BLE001 - a client is told of every failure
+            except Exception as error:  # noqa: BLE001 - the client gets an answer to any failure
                 refused = _refusal(path, error)
                 status = refused.code
                 await context.abort(status, str(refused), tuple(refused.metadata.items()))

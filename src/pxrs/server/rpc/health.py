@@ -13,12 +13,12 @@ from pxrs.server.rpc.protos import decoded, message_classes
 
 _SERVICE = "grpc.health.v1.Health"
 _SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3
-# How often a watch looks whether the node is still well.
+# How often a watch checks whether the node is still well.
 _LOOK = 1.0
 
 
 class Health:
-    """Tells whether the node should get calls. `services` are those that it knows by name."""
+    """Reports whether the node should get calls. `services`: those that it knows by name."""
 
     def __init__(
         self, calls: Calls, is_well: Callable[[], bool], services: Collection[str]

@@ -33,20 +33,20 @@ from pxrs.types import ABSENT, Version
 SERVICES = ("norikv.v1.Kv", "norikv.v1.Meta", "norikv.v1.Admin")
 LEADER_HINT = "leader-hint"
 
-# Those of its clients, and those that its server knows.
+# The names that its clients use, and those that its server knows.
 _CONSISTENCIES = {
     "": "lease", "lease": "lease", "linearizable": "linearizable", "stale_ok": "stale_ok",
     "strong": "linearizable", "eventual": "stale_ok", "bounded_staleness": "stale_ok",
 }  # fmt: skip
 # Clients in JavaScript read numbers as doubles. No version is as large, so none matches.
 _LARGEST = 2**53 - 1
-# Clients contradict each other; only the language of their gRPC tells them apart. To the first ones
-# a missing key is an error, to all others an empty answer. To the second ones a conditional delete
-# of a missing key has deleted nothing, to all others it is a mismatch.
+# Clients contradict each other; only the language of their gRPC tells them apart. In the first
+# languages a missing key is an error, in all others an empty answer. In the second ones a
+# conditional delete of a missing key has deleted nothing, in all others it is a mismatch.
 _LANGUAGE = re.compile(r"(?:^|\s)grpc-([a-z]+)")
 _MISSING_IS_AN_ERROR = ("java", "go")
 _MISSING_IS_NO_MISMATCH = ("python", "go")
-# The other node says so before it does anything.
+# Codes with which the other node answers before it does anything.
 _NOT_DONE = ("leader_moving", "starting", "stopping")
 
 _KINDS = message_classes("norikv")
@@ -132,9 +132,9 @@ class NoriKv:
         return _encoded(answer)
 
     def _led_elsewhere(self, key: bytes, caller: Caller) -> NodeInfo | None:
-        """The other node that leads the key; NOT_LEADER to a caller who goes there itself."""
-        leader = self._keys.leader_of(key)
-        if leader is None or leader.name == self._here.name:
+        """The other node that leads the key; NOT_LEADER for a caller that goes there itself."""
+        leader = self._cluster.other_leader_of(key)
+        if leader is None:
             return None
         if caller.follows and leader.grpc_address:
             raise Refused(
@@ -157,13 +157,13 @@ class NoriKv:
         except OutcomeUnknown as error:
             if not change.once:
                 raise
-            # Its client may repeat it: it happens once.
+            # The client may repeat it: it happens once.
             raise Refused(
                 grpc.StatusCode.UNAVAILABLE, "it is not known whether this was done; repeat it"
             ) from error
 
     async def _pass_on(self, address: str, change: Change, caller: Caller) -> Written | None:
-        """What the leader answers; None if it has not got the write, or it may be made twice."""
+        """The leader's answer; None if it did not get the write, or if that is safe to repeat."""
         token = "" if caller.identity is None else caller.identity.name
         method, path, body = _as_http(change)
         try:
@@ -186,7 +186,7 @@ class NoriKv:
     # Meta
 
     def changed(self, view: ClusterView) -> None:
-        """Tell every watch of a new view."""
+        """Wake every watch with a new view."""
         self._view = encode_view(view, self._here)
         self._wake()
 
@@ -203,7 +203,7 @@ class NoriKv:
         news.set()
 
     async def watch_cluster(self, request: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """The view, and then each; a client that is slow gets the latest."""
+        """Yields the view, and each new one; a client that is slow gets the latest."""
         decoded(_KINDS["ClusterView"], request)
         told = b""
         while not self._ended:
@@ -223,7 +223,7 @@ class NoriKv:
         )
 
     async def snapshot(self, request: bytes, caller: Caller) -> bytes:
-        """What the store holds is all that there is, so there is nothing left to be done."""
+        """Only checks the call: the store holds everything already, so nothing is left to do."""
         shard = self._check_admin(request, caller)
         if shard >= SHARDS:
             raise Refused(grpc.StatusCode.NOT_FOUND, f"there is no shard {shard}")
@@ -283,9 +283,10 @@ def _encoded(message: Any) -> bytes:
 
 
 def _repeatable(change: Change) -> Change:
-    """The same with an idempotency key, where that makes it safe to make it here after all.
+    """The change with an idempotency key, if that makes it safe to write it here after all.
 
-    Not one that may be refused now and succeed later, at the leader, if that was only frozen.
+    Not a change that may be refused here and succeed later, at a leader that was only frozen: with
+    a key of its own each of its refusals, also those that the leader answers, would be a commit.
     """
     if change.once or change.value is None or change.if_match == ABSENT:
         return change

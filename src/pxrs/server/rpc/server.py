@@ -13,13 +13,13 @@ from pxrs.errors import ConfigError
 from pxrs.server.rpc.calls import LARGEST_MESSAGE
 from pxrs.server.settings import Endpoint, ServeSettings
 
-# As many calls as there may be bytes in flight, if each had so many.
+# How many calls there may be at a time: `max_inflight` divided by this.
 _CALL_BYTES = 2**17
 _HANDSHAKE_MS = 10_000
-# A connection without calls is closed after so long; clients open another when they need one.
+# A connection without calls is closed after this; clients open another when they need one.
 _IDLE_MS = 300_000
 # Calls that wait until they are begun. gRPC cancels some from 1,000 on, by chance, and all from
-# 3,000 on; clients take that for their own doing, and do not try again.
+# 3,000 on; clients take that for a cancellation of their own, and do not try again.
 _MOST_PENDING = 3000
 _OPTIONS = (
     # Else a second node would listen on the same port, and get some of its calls.
@@ -40,8 +40,8 @@ _OPTIONS = (
 class GrpcServer:
     """Listens at `grpc_listen`. Used by one event loop.
 
-    `bind` takes the port, so that others can be told of it; clients that connect wait until `start`
-    has the handlers. Anything that answers as `grpc.GenericRpcHandler` can be one.
+    `bind` takes the port, so that it can be published; clients that connect wait until `start` has
+    the handlers. Any object with the methods of `grpc.GenericRpcHandler` can be one.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -57,7 +57,7 @@ class GrpcServer:
         self.endpoint = Endpoint("", 0)
 
     def bind(self) -> Endpoint:
-        """Take the port; where. `ConfigError` if that can't be."""
+        """Take the port; returns where. `ConfigError` if it can't be taken."""
         wanted = self._settings.grpc_endpoint
         credentials = self._credentials()
         try:

@@ -1,7 +1,8 @@
-"""Messages that come from gRPC clients and go to them: one that stands still is ended.
+"""Transfers of messages from gRPC clients and to them: one that stalls is ended.
 
-gRPC keeps what has come of a message and what is left of an answer, and has no way to end a call
-while it does. So the connection of a client that does not go on is shut: the kernel tells gRPC.
+gRPC keeps the part of a message that has come and the part of an answer that is left, and has no
+way to end a call meanwhile. So the connection of a client that stalls is shut: gRPC learns of it
+from the kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOOK = 0.25
 
 
 class _Transfer(NamedTuple):
-    """`at_last`: when it is ended in any case; `fair`: when others wait for room."""
+    """`at_last`: when it is ended in any case; `fair`: when it is ended if others wait for room."""
 
     peer: str
     at_last: float
@@ -30,7 +31,7 @@ class _Transfer(NamedTuple):
 
 
 class Transfers:
-    """What moves between the node and its gRPC clients. Used by one event loop."""
+    """The transfers between the node and its gRPC clients. Used by one event loop."""
 
     def __init__(self, room: Room, seconds: float) -> None:
         self.room = room
@@ -40,7 +41,7 @@ class Transfers:
 
     @contextmanager
     def moving(self, peer: str, size: int) -> Iterator[None]:
-        """So many bytes come or go inside the block; a client that is too slow is cut off."""
+        """The block transfers `size` bytes; a client that is too slow is cut off."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         fair = now + FAIR_SECONDS + size / FAIR_BYTES_PER_SECOND
@@ -90,7 +91,7 @@ def cut_off(peer: str) -> None:
 
 
 def _address(text: str) -> str:
-    """The same text for the same address: one of IPv4 may be written as one of IPv6."""
+    """One text for each address: one of IPv4 may be written as one of IPv6."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

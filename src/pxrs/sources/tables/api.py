@@ -1,4 +1,4 @@
-"""What `table.py` asks of a database."""
+"""The interface of a database to `table.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = tuple[Any, ...]
 
 
 class Columns(NamedTuple):
-    """A table or view, and its columns as the user has named them."""
+    """A table or view, and its columns as the user named them."""
 
     table: str
     offset: str
@@ -29,14 +29,19 @@ class Columns(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The highest id that was given, and who was seen writing after that was read.
+    """The highest id that was given, and the writers that were seen after it was read.
 
-    `writers` is None where the database does not tell, for want of a `right` maybe.
+    `writers` is None where the database does not tell, for want of a `right` maybe. `passes`: it
+    will tell again. `replaced`: see `NoticesAnother`.
+    `because`: why writers that are shown would not be all who may have an id.
     """
 
     top: int
     writers: frozenset[str] | None
     right: str = ""
+    passes: bool = False
+    replaced: int = 0
+    because: str = ""
 
 
 # The column that `prepare` adds.
@@ -44,10 +49,10 @@ PARTITION_COLUMN = "pxrs_partition"
 
 
 class Preparation(NamedTuple):
-    """What makes reading cheaper: the statements that are missing, and what is there after them.
+    """The statements that make reading cheaper, and what is there after them.
 
-    `partition` is a column with the row's partition, of which members read only theirs. `channel`
-    is where the database tells of new rows.
+    `partition` is a column with the row's partition, of which members read only theirs. The
+    database notifies `channel` of new rows.
     """
 
     statements: list[str]
@@ -60,6 +65,13 @@ class TableDatabase(Protocol):
 
     # Its name for people, without a password.
     place: str
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether `select` returns rows as they are delivered: the time is 0 where there is none,
+        key and value are bytes.
+        """
+        ...
 
     def check(self) -> None:
         """Refuse a table that can't be read in parallel: `ConfigError` says why and what to do."""
@@ -94,7 +106,7 @@ class TableDatabase(Protocol):
         ...
 
     def changes(self) -> object:
-        """Something that differs once rows may have come; it costs little to ask."""
+        """A value that differs once rows may have come; cheap to read."""
         ...
 
     def close(self) -> None: ...
@@ -105,7 +117,7 @@ class KeepsPartitions(Protocol):
     """A `TableDatabase` that can keep the partition of each row in a column."""
 
     def filter_by(self, column: str) -> None:
-        """Take this column for the row's partition from now on."""
+        """Use this column as the row's partition from now on."""
         ...
 
     def odd_partition(self, partitions: int) -> object:
@@ -120,36 +132,48 @@ class KeepsPartitions(Protocol):
         ...
 
     def preparation(self, partitions: int) -> Preparation:
-        """What `prepare` has to do; `ConfigError` if it can't be done."""
+        """The changes that `prepare` has to make; `ConfigError` if they can't be made."""
         ...
 
     def execute(self, statement: str) -> None:
-        """Change the table, as `preparation` says, on a connection that may write."""
+        """Execute a statement of `preparation`, on a connection that may write."""
+        ...
+
+
+@runtime_checkable
+class NoticesAnother(Protocol):
+    """A `TableDatabase` that notices when other rows stand under the table's name."""
+
+    def replaced(self) -> int:
+        """How often it was seen that ids up to those that were given are given anew.
+
+        The table was truncated together with its counter, or is another one. It asks the database.
+        """
         ...
 
 
 @runtime_checkable
 class KnowsItself(Protocol):
-    """A `TableDatabase` that can say what is wrong with the table."""
+    """A `TableDatabase` that can report problems of the table."""
 
     def findings(self, check: str) -> list[Finding]:
-        """What may cost time or rows one day, beyond what `check` refuses."""
+        """Findings about what may cost time or rows one day, beyond what `check` refuses."""
         ...
 
 
 @runtime_checkable
 class TellsOfRows(Protocol):
-    """A `TableDatabase` that can tell of new rows over a channel."""
+    """A `TableDatabase` that can notify of new rows over a channel."""
 
     def watch(
         self, changes: Callable[[], object], is_waiting: Callable[[], bool], channel: str
     ) -> Watch:
-        """Wakes when `changes` may differ; while `is_waiting` that may be so without news."""
+        """A watch that wakes when `changes` may differ; while `is_waiting`, even without news."""
         ...
 
 
 def mark_of(key: str, partitions: int) -> str:
-    """The comment on a partition column, by which `prepare` knows its own."""
+    """The comment on a partition column, by which `prepare` recognises its own."""
     return f"pxrs: md5 of {key}, {partitions} partitions"
 
 
@@ -179,12 +203,12 @@ def ids_run_out(check: str, column: str, kind: str, top: int, most: int) -> list
 
 
 def odd_ones(name: str, table: str, partitions: int) -> str:
-    """A query for a partition, of the column of this name, that is none."""
+    """A query for a value of this partition column that is no partition."""
     return f"SELECT {name} FROM {table} WHERE {_is_odd(name, partitions)} LIMIT 1"
 
 
 def first_odd_one(name: str, table: str, offset: str, partitions: int, mark: str = "%s") -> str:
-    """A query for the first row between two ids whose partition, in this column, is none."""
+    """A query for the first row between two ids whose value in this column is no partition."""
     between = f"{offset} BETWEEN {mark} AND {mark} AND ({_is_odd(name, partitions)})"
     return f"SELECT {offset}, {name} FROM {table} WHERE {between} ORDER BY {offset} LIMIT 1"
 
@@ -197,7 +221,7 @@ class Reading:
     """The statements that read a table, made of expressions in its database's own words.
 
     `mark` stands for a value. `by_index`: there is an index on partition and id, and the server has
-    to use it. PostgreSQL takes that of the ids otherwise, whose rows lie in order on the disk, and
+    to use it. Otherwise PostgreSQL uses the index on ids, whose rows lie in order on the disk, and
     reads all rows for each partition.
     """
 

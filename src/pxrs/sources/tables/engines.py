@@ -1,8 +1,8 @@
 """A table's database behind a SQLAlchemy engine of the user's own.
 
-Connections come from the engine, with whatever it adds to them (credentials, TLS, a `creator`), and
-leave its pool: pxrs keeps them as long as the source is open. Other processes know the engine's URL
-only.
+Connections come from the engine, with all that it adds to them (credentials, TLS, a `creator`), and
+leave its pool: pxrs keeps them as long as the source is open. Other processes only have the
+engine's URL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DRIVERS = {
 
 
 def check_engine(engine: object) -> None:
-    """Refuse what is no engine, or one whose connections can't be used here."""
+    """Refuse an object that is no engine, or an engine whose connections can't be used here."""
     name = type(engine).__name__
     is_one = all(hasattr(engine, each) for each in ("raw_connection", "dialect", "url"))
     if not is_one or hasattr(engine, "sync_engine"):
@@ -55,7 +55,7 @@ def recorded_url(engine: Engine) -> str:
     remember(None if engine.url.password is None else str(engine.url.password))
     url = engine.url.set(drivername=engine.url.get_backend_name())
     url = url.difference_update_query([name for name in url.query if is_secret(name)])
-    # `set` leaves a password as it is if it is told None.
+    # `set` leaves a password as it is if it gets None.
     return url._replace(password=None).render_as_string(hide_password=False)
 
 
@@ -93,7 +93,7 @@ def _connecting(engine: Engine) -> Callable[[], Any]:
         try:
             pooled = engine.raw_connection()
         except DBAPIError as error:
-            # As the driver has raised it: those who read the table know those.
+            # The driver's own error: the code that reads the table knows those.
             raise (error.orig or error) from error
         driver = pooled.driver_connection
         pooled.detach()

@@ -1,7 +1,7 @@
 """A table in MySQL or MariaDB.
 
 Ids come from the table's counter, before their rows are committed; a statement may even take many
-ahead (`INSERT … SELECT`). `mysql_writers.py` tells who may still have one.
+ahead (`INSERT … SELECT`). `mysql_writers.py` finds out which writers may still have one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from pxrs.sources.tables.api import (
     parts,
     quoted_name,
 )
-from pxrs.sources.tables.mysql_writers import MetadataLocks, TransactionsAndStatements, Writers
+from pxrs.sources.tables.mysql_writers import (
+    ListTruncated,
+    MetadataLocks,
+    TransactionsAndStatements,
+    Writers,
+)
 from pxrs.stores.findings import Finding
 from pxrs.stores.mysql.failures import Raced, translated
 from pxrs.stores.mysql.tls import Connecting
@@ -44,7 +49,7 @@ _BINARY = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", 
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid")
 # Keys whose text is the same for every connection.
 _HASHED = (*_INTEGERS, "decimal", *_TEXTS, *_BINARY[:-1])
-# Seconds that a change of the table waits for those who use it: others wait behind it.
+# Seconds that a change of the table waits for transactions that use it: others wait behind it.
 _LOCK_WAIT = 5
 _COMMENTS = """
 SELECT lower(COLUMN_NAME), COLUMN_COMMENT FROM information_schema.COLUMNS
@@ -74,7 +79,7 @@ GROUP BY INDEX_NAME HAVING count(*) = 1 AND max(SUB_PART) IS NULL
 _COUNTER = """
 SELECT AUTO_INCREMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
 """
-# Nodes of these give ids each for itself, and do not see each other's transactions.
+# In these clusters each node gives ids by itself, and does not see the others' transactions.
 _CLUSTER = """
 SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON')
     OR (Variable_name = 'group_replication_single_primary_mode' AND Value = 'OFF')
@@ -84,6 +89,8 @@ _EPOCH = "'1970-01-01 00:00:00'"
 
 class MysqlTable:
     """See `TableDatabase`."""
+
+    gives_rows = False
 
     def __init__(
         self,
@@ -99,7 +106,7 @@ class MysqlTable:
         self._name = ".".join(map(_name, parts(columns.table)))
         self._id = _name(columns.offset)
         self._db: Any = None
-        # Schema and name; what the columns are: type, NOT NULL, given by the counter.
+        # Schema and name; of each column: type, NOT NULL, given by the counter.
         self._table = ("", "")
         self._types: dict[str, tuple[str, bool, bool]] = {}
         self._engine = ""
@@ -122,7 +129,7 @@ class MysqlTable:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SET SESSION time_zone = '+00:00'")
             with suppress(pymysql.Error):
-                # MySQL would tell a counter that is up to a day old; MariaDB does not know this.
+                # MySQL would show a counter that is up to a day old; MariaDB does not know this.
                 cursor.execute("SET SESSION information_schema_stats_expiry = 0")
         return db
 
@@ -162,7 +169,7 @@ class MysqlTable:
                 cursor.execute(statement, tuple(values))
                 return list(cursor.fetchall())
 
-    # What the table is
+    # The table's schema
 
     def _learn(self) -> None:
         *schema, name = parts(self._columns.table)
@@ -223,10 +230,10 @@ class MysqlTable:
                 "primary key, or make a unique index"
             )
 
-    # What is in it
+    # Its rows
 
     def look(self) -> Look:
-        # Before the writers are read: whoever has an id up to there is among them, or has ended.
+        # Before the writers are read: one that has an id up to there is among them, or has ended.
         counter = self._counter()
         [(highest, read_only)] = self._rows(
             f"SELECT max({self._id}), @@global.read_only FROM {self._name}"
@@ -234,18 +241,17 @@ class MysqlTable:
         top = max(-1 if highest is None else highest, counter)
         counted = self._is_view or self._types[self._columns.offset.lower()][2]
         if not counted or not self._sees or int(read_only):
-            # Ids are made by others, on other nodes, or where this replica copies from.
+            # Ids are given elsewhere: on other nodes, or on the primary of this replica.
             return Look(top, None)
-        return Look(top, self._seen_writers(), self._writers.right)
-
-    def _seen_writers(self) -> frozenset[str] | None:
         try:
-            return self._writers.look()
+            return Look(top, self._writers.look())
+        except ListTruncated:
+            return Look(top, None, passes=True)
         except (ConfigError, StoreError) as error:
             cause = error.__cause__
             code = cause.args[0] if isinstance(cause, pymysql.Error) and cause.args else None
             if code == _NO_PROCESS or code in _DENIED:
-                return None
+                return Look(top, None, self._writers.right)
             raise
 
     def _counter(self) -> int:
@@ -354,7 +360,7 @@ class MysqlTable:
         return self._columns.offset
 
     def _has_column(self, partitions: int) -> bool:
-        """Whether it is there already; refuses one that has other partitions."""
+        """Whether the column is there already; refuses one for another number of partitions."""
         comments: dict[str, str] = dict(self._rows(_COMMENTS, self._table))
         found = comments.get(PARTITION_COLUMN)
         mark = mark_of(self._columns.key or "", partitions)
@@ -370,7 +376,7 @@ class MysqlTable:
         if any(str(row[0]).lower() == f"{column},{self._offset}".lower() for row in indexes):
             return []
         name = _plain(PARTITION_COLUMN)
-        # What is left of one after its column was dropped is in the way.
+        # The rest of an index whose column was dropped is in the way.
         left = [f"DROP INDEX {name}" for _, index in indexes if index == PARTITION_COLUMN]
         return [*left, f"ADD INDEX {name} ({_plain(column)}, {_plain(self._offset)})"]
 
@@ -404,7 +410,7 @@ class MysqlTable:
                 cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
                 cursor.execute(statement)
 
-    # What may go wrong one day
+    # What may go wrong later
 
     def findings(self, check: str) -> list[Finding]:
         wanted = self._columns

@@ -1,8 +1,9 @@
-"""Who writes to a table in MySQL or MariaDB, and may have an id whose row can't be seen yet.
+"""The writers to a table in MySQL or MariaDB, which may have ids of rows not visible yet.
 
 An insert takes its id from the table's counter *before* InnoDB begins a transaction for it, so
-nothing that only lists transactions is enough. Neither is `INNODB_TRX`: the server fills that view
-anew only if nobody has read it for 100 ms, so two who look often see the same old answer for ever.
+a list of transactions alone is not enough. Neither is `INNODB_TRX`: the server fills that view anew
+only if it was not read for 100 ms, so two clients that read it often see the same old answer for
+ever.
 
 What is used instead is live:
 
@@ -22,7 +23,7 @@ from pxrs.sources.tables.api import Record
 
 Rows = Callable[..., list[Record]]
 
-# Locks of those who write; readers have SHARED_READ.
+# Locks of writers; readers have SHARED_READ.
 _LOCKS = """
 SELECT OWNER_THREAD_ID, OWNER_EVENT_ID, OBJECT_INSTANCE_BEGIN
 FROM performance_schema.metadata_locks
@@ -35,6 +36,11 @@ SELECT count(*) FROM performance_schema.setup_instruments, performance_schema.se
 WHERE setup_instruments.NAME = 'wait/lock/metadata/sql/mdl' AND setup_instruments.ENABLED = 'YES'
     AND c.NAME = 'global_instrumentation' AND c.ENABLED = 'YES'
 """
+# Whether ids are given on another server: a replica may be written to, read_only or not.
+_COPIES = """
+SELECT count(*) FROM performance_schema.replication_applier_status
+WHERE SERVICE_STATE = 'ON' AND CHANNEL_NAME NOT LIKE 'group_replication%%'
+"""
 _LOST = """
 SHOW GLOBAL STATUS WHERE Variable_name IN
     ('Performance_schema_metadata_lock_lost', 'Performance_schema_thread_instances_lost')
@@ -46,19 +52,26 @@ WHERE ID <> CONNECTION_ID() AND COMMAND NOT IN ('Sleep', 'Binlog Dump')
 """
 _LIST = "LIST OF TRANSACTIONS FOR EACH SESSION:\n"
 _TRUNCATED = "... truncated..."
-# Those that have written have a number, others an address.
+# Transactions that have written have a number, others an address.
 _TRANSACTION = re.compile(r"(?P<id>\d+), (?P<state>.*)")
 _CONNECTION = re.compile(r"^\w+ thread id (\d+), OS thread handle", re.MULTILINE)
 
 
-class Writers(Protocol):
-    """Tells who is writing."""
+class ListTruncated(Exception):  # noqa: N818 - caught by those who look
+    """More transactions are running than the server lists; it lists them again once some ended."""
 
-    # What the user needs for it.
+
+class Writers(Protocol):
+    """Finds out who is writing."""
+
+    # The right that the user needs for it.
     right: str
 
     def look(self) -> frozenset[str] | None:
-        """Everyone who is writing now; None if that can't be seen."""
+        """Everyone who is writing now; None if that can't be seen.
+
+        Raises `ListTruncated` if it can't be seen for a moment.
+        """
         ...
 
 
@@ -78,6 +91,8 @@ class MetadataLocks:
     def look(self) -> frozenset[str] | None:
         if not self._rows(_ARE_KEPT)[0][0] or any(int(lost) for _, lost in self._rows(_LOST)):
             return None
+        if self._rows(_COPIES)[0][0]:
+            return None
         if self._table is None:
             found = self._rows(_LOCKS)
         else:
@@ -86,19 +101,26 @@ class MetadataLocks:
 
 
 class _Statement(NamedTuple):
-    """A statement that had no transaction when it was seen first; the one it has begun since."""
+    """A statement that had no transaction when it was seen first; what it has begun since.
+
+    That is one transaction. There are several where it is one of those without a connection.
+    """
 
     connection: int
-    transaction: int | None
+    begun: frozenset[int]
 
 
 class TransactionsAndStatements:
-    """See `Writers`. For the whole server: MariaDB does not tell which tables they write to.
+    """See `Writers`. For the whole server: MariaDB does not show which tables they write to.
 
-    Statements are read first. Someone who has an id from before that is in a statement, or in a
+    Statements are read first. A writer that has an id from before that is in a statement, or in a
     transaction that has written: then it is among the transactions, which are read later, or has
     ended. A statement that has no transaction yet is waited for, and so is the transaction that is
     found on its connection later. That may be the next one already; then it is waited for, too.
+
+    XA PREPARE leaves a transaction its number, but once its connection has gone nothing tells
+    whose it was. A statement that is missing, as is its connection's transaction, may have become
+    any of those that have no connection at that look.
 
     A transaction that has written nothing and is not in a statement has no id.
     """
@@ -116,30 +138,37 @@ class TransactionsAndStatements:
         if any(command.startswith("Slave") for _, _, command in running):
             # Ids are given on another server.
             return None
-        if _LIST not in text or _TRUNCATED in text:
+        if _TRUNCATED in text:
+            raise ListTruncated
+        if _LIST not in text:
             return None
         return self.seen(running, transactions_in(text))
 
     def seen(
         self, running: Iterable[Sequence[object]], transactions: dict[int, int | None]
     ) -> frozenset[str]:
-        """Everyone who is writing: by what runs where, and transactions by their connection."""
+        """All writers, from the running statements and the transactions by connection."""
         on_connection = {of: each for each, of in transactions.items() if of is not None}
+        without = frozenset(each for each, of in transactions.items() if of is None)
         now = {f"statement {query}@{at}": int(str(at)) for at, query, *_ in running}
         kept: dict[str, _Statement] = {}
-        for name, (connection, began) in self._statements.items():
-            transaction = on_connection.get(connection) if began is None else began
-            if transaction in transactions or (began is None and name in now):
-                kept[name] = _Statement(connection, transaction)
+        for name, (connection, before) in self._statements.items():
+            begun = before & transactions.keys()
+            if not before and connection in on_connection:
+                begun = frozenset([on_connection[connection]])
+            elif not before and name not in now:
+                begun = without
+            if begun or (not before and name in now):
+                kept[name] = _Statement(connection, begun)
         for name, connection in now.items():
             if name not in self._statements and connection not in on_connection:
-                kept[name] = _Statement(connection, None)
+                kept[name] = _Statement(connection, frozenset())
         self._statements = kept
         return frozenset([*(f"transaction {each}" for each in transactions), *kept])
 
 
 def transactions_in(status: str) -> dict[int, int | None]:
-    """Those that have written, and their connections, in what InnoDB says of itself.
+    """The transactions that have written, with their connections, in InnoDB's status text.
 
     Statements are quoted in it, behind the lines that are looked for: a text made to look like a
     transaction adds one, and hides none.

@@ -1,4 +1,4 @@
-"""URL → a table's database. Drivers are imported only when they are asked for."""
+"""Opens a table's database by its URL. Drivers are imported only when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pxrs.urls import public
 
 
 def open_table_database(url: str, columns: Columns) -> TableDatabase:
-    """Connect to the database at this URL, the main one where it names several places."""
+    """Connect to the database at this URL; if it names several places, to the main one."""
     parsed = parse_url(split_url(url).main)
     scheme = parsed.scheme.partition("+")[0]
     if scheme == "sqlite":
@@ -35,6 +35,6 @@ def open_table_database(url: str, columns: Columns) -> TableDatabase:
             raise MissingExtra(f"{scheme}://", "sql") from error
         return MysqlTable(sql_settings(parsed), columns)
     raise ConfigError(
-        f"{public(url)} has no tables; say where {columns.table!r} is: "
+        f"{public(url)} has no tables; give the URL of the database that has {columns.table!r}: "
         "Table(…, url='postgresql://…')"
     )

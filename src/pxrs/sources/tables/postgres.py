@@ -1,8 +1,8 @@
 """A table in PostgreSQL.
 
 Ids come from a sequence, before their rows are committed. `nextval` locks the sequence, and an
-insert its table, until the transaction ends; so `pg_locks` names everyone who may have an id whose
-row can't be seen yet, even those who have only asked for one. Anyone may read it.
+insert its table, until the transaction ends; so `pg_locks` names every transaction that may have an
+id whose row can't be seen yet, even one that has only taken an id. Any role may read it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.rows import tuple_row
+from psycopg.types.string import ByteaBinaryLoader
 
 from pxrs.errors import ConfigError
 from pxrs.sources.tables.api import (
@@ -34,41 +35,50 @@ from pxrs.sources.tables.api import (
 )
 from pxrs.sources.tables.postgres_notified import NotifiedWatch
 from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
+from pxrs.sources.tables.postgres_writers import WRITERS, SeenWriters
 from pxrs.stores.api import Watch
 from pxrs.stores.findings import Finding, warning
 from pxrs.stores.postgres.failures import DRIVER_ERRORS, read_conninfo, translate
 
 _INTEGERS = ("int2", "int4", "int8")
 _NUMBERS = (*_INTEGERS, "numeric", "float4", "float8")
-_TABLE = """
-SELECT c.oid, c.relkind::text FROM pg_class c WHERE c.oid = to_regclass(%s)
+# Types that are delivered as the text that the server makes of them; and bytes.
+_AS_TEXT = ("text", "varchar", "json", "jsonb", *_INTEGERS)
+_AS_IT_IS = (*_AS_TEXT, "bytea")
+# What the name means now, and the sequences that the column's default, or identity, takes ids from.
+_MEANING = """
+SELECT c.oid, c.relkind::text AS kind, c.relfilenode::bigint AS file,
+    ARRAY(SELECT s.oid FROM pg_class s WHERE s.oid = ANY(q.own) ORDER BY 1) AS sequences,
+    ARRAY(SELECT format('%%I.%%I', n.nspname, s.relname) FROM pg_class s
+        JOIN pg_namespace n ON n.oid = s.relnamespace WHERE s.oid = ANY(q.own) ORDER BY s.oid),
+    ARRAY(SELECT s.relfilenode::bigint FROM pg_class s WHERE s.oid = ANY(q.own) ORDER BY s.oid),
+    (SELECT coalesce(max(s.seqincrement), 1) FROM pg_sequence s WHERE s.seqrelid = ANY(q.own)),
+    EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srrelid = c.oid
+        OR r.srrelid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = c.oid))
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %s
+CROSS JOIN LATERAL (SELECT ARRAY(
+    SELECT s.seqrelid FROM pg_depend d JOIN pg_sequence s ON s.seqrelid = d.objid
+    WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid
+        AND d.refobjsubid = a.attnum AND d.classid = 'pg_class'::regclass
+        AND d.deptype IN ('i', 'a')
+    UNION SELECT s.seqrelid FROM pg_attrdef f
+    JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
+        AND d.refclassid = 'pg_class'::regclass
+    JOIN pg_sequence s ON s.seqrelid = d.refobjid
+    WHERE f.adrelid = c.oid AND f.adnum = a.attnum)) AS q (own)
+WHERE c.oid = to_regclass(%s)
 """
+_TABLE = "SELECT to_regclass(%s)::oid"
 _COLUMNS = """
 SELECT a.attname, t.typname, a.attnotnull, EXISTS (
     SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
         AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 1
         AND i.indkey[0] = a.attnum)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 """
-# The sequences that the column's default, or identity, takes ids from.
 _SEQUENCES = """
-SELECT s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle, format('%%I.%%I', n.nspname, c.relname)
-FROM pg_attribute a
-JOIN pg_depend d ON
-    (d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
-        AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum AND d.deptype IN ('i', 'a'))
-    OR (d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_class'::regclass
-        AND d.objid = (SELECT oid FROM pg_attrdef WHERE adrelid = a.attrelid AND adnum = a.attnum))
-JOIN pg_sequence s ON s.seqrelid IN (d.objid, d.refobjid)
-JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE a.attrelid = %s AND a.attname = %s
-"""
-# Read while the statement runs, so after its snapshot was taken.
-_WRITERS = """
-SELECT DISTINCT l.virtualtransaction || '@' || l.pid FROM pg_locks l
-WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted
-    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+SELECT seqcache, seqincrement, seqcycle FROM pg_sequence WHERE seqrelid = %s
 """
 _DETAILS = """
 SELECT n.nspname::text, c.relname::text, c.relkind::text, current_setting('server_encoding'),
@@ -95,6 +105,54 @@ _MOST = {"int2": 2**15 - 1, "int4": 2**31 - 1}
 _LOCK_WAIT = 5
 
 
+class _Meaning(NamedTuple):
+    """What stands under the table's name; sequences by oid, with their names and files."""
+
+    oid: int
+    kind: str
+    file: int
+    sequences: list[int]
+    names: list[str]
+    files: list[int]
+    # The largest increment of the sequences; whether rows come from another server.
+    increment: int
+    is_subscribed: bool
+
+    @property
+    def late_ids(self) -> str:
+        """Why an id may come though nobody in this database is in a transaction that has it."""
+        if self.is_subscribed:
+            return "its rows come by logical replication, from where other transactions give ids"
+        if self.increment > 1:
+            # As Hibernate does by default (`allocationSize`): with one call of `nextval` a program
+            # takes many ids, and uses them up in later transactions.
+            return (
+                f"its sequence has INCREMENT BY {self.increment}, so programs may take ids in "
+                "blocks and use them up much later"
+            )
+        return ""
+
+    @property
+    def is_view(self) -> bool:
+        return self.kind in ("v", "m")
+
+    def gives_ids_anew(self, before: _Meaning) -> bool:
+        """Whether ids are given again that were given `before`.
+
+        It is another table; or it was truncated and its counter, too: both have new files then.
+        One of them alone is harmless: VACUUM FULL, CLUSTER and ALTER TABLE write a table anew,
+        TRUNCATE alone leaves the counter where it is, and ALTER SEQUENCE has many other options
+        than RESTART. A partitioned table has no file of its own: its sequence decides.
+        """
+        if self.is_view:
+            # It has no counter; those who read it see one that went back.
+            return False
+        if self.oid != before.oid:
+            return True
+        restarted = self.sequences == before.sequences and self.files != before.files
+        return restarted and (self.file != before.file or not self.file)
+
+
 class PostgresTable:
     """See `TableDatabase`."""
 
@@ -113,11 +171,11 @@ class PostgresTable:
         self._name = ".".join(map(_name, parts(columns.table)))
         self._id = _name(columns.offset)
         self._db: psycopg.Connection[Any] | None = None
-        # By name: what the table's columns are; its sequences and their ids.
+        # The table's columns by name.
         self._types: dict[str, tuple[str, bool, bool]] = {}
-        self._sequences: list[tuple[int, str]] = []
-        self._oid: int | None = None
-        self._is_view = False
+        self._meaning: _Meaning
+        self._replaced = 0
+        self._writers = SeenWriters()
         self._statements: Reading | None = None
         try:
             self._learn()
@@ -157,32 +215,61 @@ class PostgresTable:
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
         with self._translated():
-            if self._db is None or self._db.closed:
-                self._db = self._connected()
-                self._db.execute(
-                    "SELECT set_config('default_transaction_isolation', 'read committed', false), "
-                    "set_config('default_transaction_read_only', 'on', false)"
-                )
-            return self._db.execute(statement, values or None, prepare=True).fetchall()
+            db = self._connection()
+            return db.execute(statement, values or None, prepare=True).fetchall()
 
-    # What the table is
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._db is None or self._db.closed:
+            self._db = self._connected()
+            self._db.execute(
+                "SELECT set_config('default_transaction_isolation', 'read committed', false), "
+                "set_config('default_transaction_read_only', 'on', false), "
+                "set_config('client_encoding', 'UTF8', false)"
+            )
+        return self._db
+
+    # The table's schema
 
     def _learn(self) -> None:
-        found = self._rows(_TABLE, [self._name])
-        if not found:
+        if self._rows(_TABLE, [self._name]) == [(None,)]:
             raise ConfigError(
                 f"there is no table or view {self._columns.table!r} in {self.place}; "
                 "name its schema, too, if it is not in the search_path: 'schema.table'"
             )
-        self._oid, kind = found[0]
-        self._is_view = kind in ("v", "m")
         self._learn_columns()
-        self._sequences = [(row[0], row[4]) for row in self._own_sequences()]
+        self._meaning = _Meaning(*self._rows(_MEANING, self._place_of_ids)[0])
+
+    @property
+    def _place_of_ids(self) -> list[str]:
+        return [self._columns.offset, self._name]
+
+    @property
+    def _oid(self) -> int:
+        return self._meaning.oid
+
+    @property
+    def _is_view(self) -> bool:
+        return self._meaning.is_view
+
+    def replaced(self) -> int:
+        found = self._rows(_MEANING, self._place_of_ids)
+        if found:
+            self._mean(_Meaning(*found[0]))
+        return self._replaced
+
+    def _mean(self, meaning: _Meaning) -> None:
+        """Take note of what stands under the name now."""
+        before, self._meaning = self._meaning, meaning
+        if meaning.gives_ids_anew(before):
+            self._replaced += 1
+        if meaning.oid != before.oid:
+            self._statements = None
+            self._learn_columns()
 
     def _learn_columns(self) -> None:
         self._types = {
             name: (kind, required, unique)
-            for name, kind, required, unique in self._rows(_COLUMNS, [self._oid])
+            for name, kind, required, unique in self._rows(_COLUMNS, [self._name])
         }
         for name in self._columns.all:
             if name not in self._types:
@@ -191,15 +278,18 @@ class PostgresTable:
                     f"{', '.join(sorted(self._types))}"
                 )
 
-    def _own_sequences(self) -> list[Record]:
-        return self._rows(_SEQUENCES, [self._oid, self._columns.offset])
-
     def check(self) -> None:
         table, offset = self._columns.table, self._columns.offset
         kind, required, unique = self._types[offset]
         if kind not in _INTEGERS:
             raise ConfigError(
                 f"offset must be a column of integers; {offset!r} of {table!r} is {kind}"
+            )
+        if self._meaning.kind == "m":
+            # Rows whose transactions were open at one REFRESH come with the next.
+            raise ConfigError(
+                f"{table!r} is a materialized view: each REFRESH may add rows below those that "
+                "were read, and they would be lost. Attach the table or view that it is made of"
             )
         if self._is_view:
             if self._rows(f"SELECT 1 FROM {self._name} WHERE {self._id} IS NULL LIMIT 1"):
@@ -213,7 +303,8 @@ class PostgresTable:
                 f"offset must be unique and NOT NULL; {offset!r} of {table!r} is not: name its "
                 "primary key, or make a unique index"
             )
-        for _, cache, increment, cycle, name in self._own_sequences():
+        for oid, name in zip(self._meaning.sequences, self._meaning.names, strict=True):
+            [(cache, increment, cycle)] = self._rows(_SEQUENCES, [oid])
             if cache != 1:
                 raise ConfigError(
                     f"the sequence {name} gives {cache} ids at a time to a connection (CACHE), "
@@ -223,24 +314,36 @@ class PostgresTable:
             if increment < 1 or cycle:
                 raise ConfigError(f"ids must rise: the sequence {name} goes down, or in circles")
 
-    # What is in it
+    # Its rows
 
     def look(self) -> Look:
-        # Before the writers are read: whoever has an id up to there is among them, or has ended.
-        counter = self._counter()
-        writers = f"ARRAY({_WRITERS} {self._of_this_table()})"
-        [(highest, found, is_replica)] = self._rows(
-            f"SELECT (SELECT max({self._id}) FROM {self._name}), {writers}, pg_is_in_recovery()"
-        )
+        while True:
+            # Before the writers are read: one that has an id up to there is among them, or ended.
+            known, counter = self._meaning, self._counter()
+            # What the name means is asked in the statement that reads the table by this name, and
+            # the locks of that are looked at. They are read while the statement runs, so after its
+            # snapshot was taken.
+            [(highest, found, is_replica, *meaning)] = self._rows(
+                f"SELECT (SELECT max({self._id}) FROM {self._name}), "
+                f"ARRAY({WRITERS} {self._of_this_table()}), pg_is_in_recovery(), m.* "
+                f"FROM ({_MEANING}) m",
+                self._place_of_ids,
+            )
+            self._mean(_Meaning(*meaning))
+            if self._meaning == known:
+                break
+            # The counter was another one's.
         top = max(-1 if highest is None else highest, counter)
-        if (not self._sequences and not self._is_view) or is_replica:
-            # Who makes the ids, and when, can't be seen: it is elsewhere, or on the primary.
-            return Look(top, None)
-        return Look(top, frozenset(found))
+        if known.late_ids:
+            return Look(top, None, replaced=self._replaced, because=known.late_ids)
+        if (not known.sequences and not self._is_view) or is_replica:
+            # Who takes ids, and when, can't be seen: it happens elsewhere, or on the primary.
+            return Look(top, None, replaced=self._replaced)
+        return Look(top, self._writers.seen(found), replaced=self._replaced)
 
     def _counter(self) -> int:
         highest = -1
-        for _, name in self._sequences:
+        for name in self._meaning.names:
             try:
                 [(value, is_called)] = self._rows(
                     f"SELECT last_value, is_called FROM {_safe(name)}"
@@ -253,21 +356,32 @@ class PostgresTable:
 
     def _of_this_table(self) -> str:
         if self._is_view:
-            # Whatever it is made of: anyone who writes anything.
+            # The view may show any table: anyone who writes anything.
             return ""
-        relations = [self._oid, *(oid for oid, _ in self._sequences)]
-        return f"AND l.relation IN ({', '.join(map(str, relations))})"
+        return "AND (l.relation = m.oid OR l.relation = ANY(m.sequences))"
 
     def select(
         self, first: int, last: int, limit: int, partition: int | None = None
     ) -> list[Record]:
-        return self._rows(*self._reading().rows(first, last, limit, partition))
+        statement, values = self._reading().rows(first, last, limit, partition)
+        if not self.gives_rows:
+            return self._rows(statement, values)
+        with self._translated():
+            # Text stays the bytes that came: decoded, it would only be encoded again.
+            cursor = self._connection().cursor(binary=True)
+            cursor.adapters.register_loader("text", ByteaBinaryLoader)
+            return cursor.execute(statement, values, prepare=True).fetchall()
+
+    @property
+    def gives_rows(self) -> bool:
+        values = self._columns.values
+        return len(values) == 1 and self._types[values[0]][0] in _AS_IT_IS
 
     def _reading(self) -> Reading:
         if self._statements is None:
             wanted = self._columns
             others = [
-                "NULL" if wanted.timestamp is None else self._time(),
+                "0" if wanted.timestamp is None else f"coalesce({self._time()}, 0)",
                 "NULL" if wanted.key is None else self._text(wanted.key),
                 *map(self._value, wanted.values),
             ]
@@ -285,9 +399,9 @@ class PostgresTable:
         return _name(column) if self._types[column][0] == "bytea" else f"{_name(column)}::text"
 
     def _value(self, column: str) -> str:
-        """JSON as it stands, where it is the whole value: it would only be made text again."""
-        json = self._types[column][0] in ("json", "jsonb") and len(self._columns.values) == 1
-        return f"{_name(column)}::text" if json else _name(column)
+        """As text, if it is the whole value, which would become text anyway."""
+        as_text = self.gives_rows and self._types[column][0] in _AS_TEXT
+        return f"{_name(column)}::text" if as_text else _name(column)
 
     def _time(self) -> str:
         name = _name(self._columns.timestamp or "")
@@ -371,7 +485,7 @@ class PostgresTable:
             wanted.append(prepare.column(*self._hashed_key(), partitions))
         indexes = self._rows(_INDEXES, [self._oid])
         if not any(columns == [column, self._columns.offset] for columns, _, _ in indexes):
-            # One that could not be finished is in the way.
+            # An index that could not be finished is in the way.
             broken = [each for _, each, valid in indexes if each == prepare.index_name]
             wanted += [*([prepare.drop_index()] if broken else []), prepare.index(kind != "p")]
         if not self._rows(_TRIGGER, [self._oid, TRIGGER]):
@@ -379,7 +493,7 @@ class PostgresTable:
         return Preparation(wanted, column, prepare.channel)
 
     def _has_column(self, partitions: int) -> bool:
-        """Whether it is there already; refuses one that has other partitions."""
+        """Whether the column is there already; refuses one for another number of partitions."""
         found = self._rows(_COMMENT, [self._oid, PARTITION_COLUMN])
         if found and found[0][0] != mark_of(self._columns.key or "", partitions):
             raise ConfigError(
@@ -409,11 +523,11 @@ class PostgresTable:
             self._translated(),
             self._connected() as db,
         ):
-            # Others wait behind one that waits for the table.
+            # Other transactions wait behind one that waits for the table.
             db.execute(f"SET lock_timeout = '{_LOCK_WAIT}s'")
             db.execute(statement)
 
-    # What may go wrong one day
+    # What may go wrong later
 
     def findings(self, check: str) -> list[Finding]:
         wanted = self._columns
@@ -427,7 +541,7 @@ class PostgresTable:
         kind = self._types[wanted.offset][0]
         if kind in _MOST:
             found += ids_run_out(check, wanted.offset, kind, self.look().top, _MOST[kind])
-        for oid, name in self._sequences:
+        for oid, name in zip(self._meaning.sequences, self._meaning.names, strict=True):
             if not self._rows("SELECT has_sequence_privilege(%s, 'SELECT')", [oid])[0][0]:
                 found.append(
                     warning(

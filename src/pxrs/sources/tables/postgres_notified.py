@@ -1,7 +1,7 @@
-"""A watch that hears of new rows from the trigger that `prepare` makes.
+"""A watch that is notified of new rows by the trigger that `prepare` makes.
 
-News are hints: they come when a row is committed, which may not be final yet, and a pooler between
-may lose them. So the table is looked at all the same, less often.
+Notifications are hints: they come when a row is committed, which may not be final yet, and a pooler
+in between may lose them. So the table is looked at all the same, less often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psycopg import sql
 from pxrs.forks import Origin
 from pxrs.sources.watching import QUIET, SOON
 
-# Seconds between two looks while news come; until a connection is tried again.
+# Seconds between two looks while notifications come; and until a connection is tried again.
 _LISTENING, _AGAIN = 2.0, 5.0
 
 
@@ -43,7 +43,7 @@ class NotifiedWatch:
         self._ringing.setblocking(False)
         self._woken = False
         self._closed = False
-        # Whoever waits has it; a second one who closes comes after.
+        # Held by the thread that waits; a second thread that closes comes after it.
         self._lock = threading.Lock()
         self._db: psycopg.Connection[Any] | None = None
         self._retry_at = 0.0
@@ -72,11 +72,11 @@ class NotifiedWatch:
         return True
 
     def _longest(self) -> float:
-        """Someone who rolls back sends no news, though rows are final then."""
+        """The longest pause. A rollback sends no notification, though rows become final by it."""
         return QUIET if self._db is None or self._is_waiting() else _LISTENING
 
     def _pause(self, seconds: float) -> bool:
-        """Wait so long, or until there are news: whether there were."""
+        """Wait `seconds`, or until a notification; returns whether one came."""
         self._listen()
         poll = select.poll()
         poll.register(self._ringing, select.POLLIN)

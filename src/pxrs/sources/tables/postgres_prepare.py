@@ -9,7 +9,7 @@ from pxrs.sources.tables.api import mark_of, quoted_name
 
 TRIGGER = "pxrs_notify"
 _FUNCTION = "pxrs_notify_source"
-# Keys whose text is the same for every connection: what is generated may depend on nothing else.
+# Keys whose text is the same for every connection: a generated column may depend on nothing else.
 HASHED = (
     "text", "varchar", "bpchar", "citext", "int2", "int4", "int8", "numeric", "uuid", "bool",
     "bytea",
@@ -52,7 +52,7 @@ class Statements:
         )
 
     def index(self, concurrently: bool) -> str:
-        """Without stopping writers, where PostgreSQL can do that."""
+        """The statement for the index, without stopping writers where PostgreSQL can do that."""
         how = "CONCURRENTLY " if concurrently else ""
         return (
             f"CREATE INDEX {how}{_quoted(self.index_name)} ON {self._name} "

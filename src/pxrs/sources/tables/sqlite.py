@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from pxrs.sources.tables.api import (
     quoted_name,
 )
 from pxrs.stores.findings import Finding, warning
+from pxrs.stores.sqlite.beside import check_links
 from pxrs.stores.sqlite.failures import DRIVER_ERRORS, translate
 
 _NUMBERS = ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC")
@@ -43,23 +45,37 @@ class SqliteTable:
         self._name = _name(columns.table)
         if not Path(path).exists():
             raise ConfigError(f"there is no file {path}; is the path right?")
+        # The file itself: a link is followed once, and checked.
+        self._file = os.path.realpath(path)
         self._busy_timeout = busy_timeout
         self._connect = connect
+        self._replaced = 0
+        self._inode = self._inode_now()
         with self._translated():
             self._db = self._reading_connection()
         self._id = _name(columns.offset)
-        # The counter of AUTOINCREMENT goes on when rows are deleted.
+        # The counter of AUTOINCREMENT keeps rising when rows are deleted.
         self._has_counter: bool | None = None
         self._statements: Reading | None = None
 
+    def _check_links(self) -> None:
+        """Refuse links beside the file: SQLite follows them, and root gives away what it opens.
+
+        A reader of a file with a rollback journal looks for that journal in each transaction, so
+        this is checked before each statement. Who swaps a file for a link in between is not
+        noticed; `docs/security.md` says so.
+        """
+        check_links(self.place, self._file)
+
     def _reading_connection(self) -> sqlite3.Connection:
+        self._check_links()
         if self._connect is not None:
             db = self._connect()
             db.isolation_level = None
             db.execute("PRAGMA query_only = ON")
             return db
         return sqlite3.connect(
-            f"file:{quote(str(Path(self.place).resolve()))}?mode=ro",
+            f"file:{quote(self._file)}?mode=ro",
             uri=True,
             timeout=self._busy_timeout,
             isolation_level=None,
@@ -67,9 +83,10 @@ class SqliteTable:
         )
 
     def _writing_connection(self) -> sqlite3.Connection:
+        self._check_links()
         if self._connect is not None:
             return self._connect()
-        return sqlite3.connect(self.place, timeout=10.0)
+        return sqlite3.connect(self._file, timeout=10.0)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -79,6 +96,7 @@ class SqliteTable:
             raise translate(error, self.place) from error
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Record]:
+        self._check_links()
         with self._translated():
             return self._db.execute(statement, values).fetchall()
 
@@ -131,9 +149,34 @@ class SqliteTable:
             if unique and not partial
         )
 
+    def _inode_now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._file)
+        except OSError:
+            # Not there for a moment, or not a file of its own (`:memory:`).
+            return None
+        return found.st_dev, found.st_ino
+
+    def replaced(self) -> int:
+        """Whether another file stands at the path: the connection reads the old one for ever.
+
+        Its inode is read before it is opened: if it is replaced in between, that is noticed again.
+        """
+        found = self._inode_now()
+        if found is not None and found != self._inode:
+            with self._translated():
+                db = self._reading_connection()
+            self._db.close()
+            self._db, self._inode = db, found
+            self._has_counter, self._statements = None, None
+            self._replaced += 1
+        return self._replaced
+
     def look(self) -> Look:
+        replaced = self.replaced()
         highest = self._rows(f"SELECT max({self._id}) FROM {self._name}")[0][0]
-        return Look(max(-1 if highest is None else highest, self._counter()), frozenset())
+        top = max(-1 if highest is None else highest, self._counter())
+        return Look(top, frozenset(), replaced=replaced)
 
     def _counter(self) -> int:
         if self._has_counter is None:
@@ -152,13 +195,17 @@ class SqliteTable:
     ) -> list[Record]:
         return self._rows(*self._reading().rows(first, last, limit, partition))
 
+    @property
+    def gives_rows(self) -> bool:
+        return len(self._columns.values) == 1
+
     def _reading(self) -> Reading:
         if self._statements is None:
             wanted = self._columns
             others = [
-                self._time(),
+                "0" if wanted.timestamp is None else f"coalesce({self._time()}, 0)",
                 "NULL" if wanted.key is None else _bytes(wanted.key),
-                # In bytes, where it is not to become JSON: text would be decoded to be encoded.
+                # As bytes, unless it becomes JSON: text would be decoded only to be encoded.
                 *map(_bytes if len(wanted.values) == 1 else _name, wanted.values),
             ]
             partition = None if wanted.partition is None else _name(wanted.partition)
@@ -166,11 +213,9 @@ class SqliteTable:
         return self._statements
 
     def _time(self) -> str:
-        """An expression for the time in milliseconds; None where there is no such column."""
-        if self._columns.timestamp is None:
-            return "NULL"
-        name = _name(self._columns.timestamp)
-        declared = self._declared(self._columns.timestamp)
+        """An expression for the time in milliseconds."""
+        column = self._columns.timestamp or ""
+        name, declared = _name(column), self._declared(column)
         if any(part in declared for part in _NUMBERS):
             return f"CAST({name} * iif({name} < 100000000000, 1000, 1) AS INTEGER)"
         return f"CAST(round((julianday({name}) - 2440587.5) * 86400000) AS INTEGER)"
@@ -243,7 +288,7 @@ class SqliteTable:
             db.execute(statement)
             db.commit()
 
-    # What may go wrong one day
+    # What may go wrong later
 
     def findings(self, check: str) -> list[Finding]:
         wanted = self._columns

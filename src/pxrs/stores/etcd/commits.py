@@ -3,10 +3,10 @@
 Every transaction also writes a *slot*, a key that only this handle writes, and is conditional
 on that slot being as this handle left it. So of several copies of one transaction (sent again
 because no answer came, still on its way through some node) at most one is ever applied, and
-the slot tells by the transaction's id whether one was. A conflict is final only when no copy
+the slot shows by the transaction's id whether one was. A conflict is final only when no copy
 can come after it: "there is no such record" may become true again, so after a doubtful try the
-slot is written once more before a conflict is reported. And since etcd may do a transaction and
-answer that it has no space, the slot is read before that is believed.
+slot is written once more before a conflict is reported. And since etcd may apply a transaction and
+answer that it has no space, that answer counts only after the slot was read.
 
 Slots belong to a lease of their own and vanish an hour after their last use.
 """
@@ -33,7 +33,7 @@ _SLOT_LIFE = 1800.0
 
 @dataclass
 class Slot:
-    """A key of our own, and the revision at which we wrote it last."""
+    """A key that only this handle writes, and the revision at which it was written last."""
 
     key: bytes
     lease: int
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class SlotGone(Exception):  # noqa: N818 - what happened
-    """The slot is not as it was left, and no copy of a transaction is on its way."""
+    """The slot is not as this handle left it, and no copy of a transaction is on its way."""
 
 
 class Commits:
@@ -74,8 +74,8 @@ class Commits:
     ) -> Outcome:
         """Do the writes if the comparisons hold, else the reads. `bound`: a write names a lease.
 
-        `OutcomeUnknown` if no node answered and it may have happened, `StoreUnavailable` if
-        none was reached.
+        Raises `OutcomeUnknown` if no node answered and it may have happened, `StoreUnavailable` if
+        no node was reached.
         """
         while True:
             slot = self._take()
@@ -84,20 +84,20 @@ class Commits:
                     compares, writes, reads
                 )
             except SlotGone:
-                # An operator removed it; nothing was sent that could still come.
+                # An operator removed it; no copy is under way that could still be applied.
                 self._forget(slot.lease)
             except SessionLost:
                 self._forget(slot.lease)
                 if bound:
                     raise
             else:
-                # Not after an error: a copy may still come, and finds the slot as it expects it.
+                # Not reused after an error: a copy may still come, and find the slot as it expects.
                 with self._lock:
                     self._free.append(slot)
                 return outcome
 
     def close(self) -> None:
-        """Let the slots vanish."""
+        """Revoke the lease of the slots, so that they vanish."""
         if self._lease is not None:
             request = rpc.LeaseRevokeRequest(ID=self._lease[0])
             self._nodes.ask(
@@ -137,7 +137,7 @@ class _Transaction:
         self._history = history
         self._slot = slot
         self._mark = secrets.token_hex(12).encode()
-        # Copies that may be on their way.
+        # How many copies may be on their way.
         self._doubtful = 0
 
     def run(self, compares: Sequence[Any], writes: Sequence[Any], reads: Sequence[Any]) -> Outcome:
@@ -165,7 +165,7 @@ class _Transaction:
         return Outcome(None, answer.responses[2:])
 
     def _judge(self, found: Any) -> Outcome | None:
-        """An earlier copy's success, if the slot, as it was found, says so."""
+        """Return the success of an earlier copy, if the slot that was found shows one."""
         if found is not None and found.value == self._mark:
             self._slot.revision = found.mod_revision
             return Outcome(found.mod_revision)
@@ -173,8 +173,8 @@ class _Transaction:
             if not self._doubtful:
                 raise SlotGone
             raise OutcomeUnknown(
-                "the outcome of this commit is unknown because the record that says so was removed "
-                "from etcd; nothing but pxrs may write under its prefix"
+                "the outcome of this commit is unknown because its evidence was removed from etcd; "
+                "nothing but pxrs may write under its prefix"
             )
         return None
 
@@ -202,10 +202,11 @@ class _Transaction:
         return self._judge(found)
 
     def _look(self, full: StoreFull) -> Outcome:
-        """Find out what became of a transaction for which etcd says that it has no space.
+        """Find out the outcome of a transaction that etcd answered with "no space".
 
-        It may have done it: the transaction that crosses the quota is applied and answered with
-        that error. Refused or applied, this copy is not on its way any more. Reading needs no room.
+        etcd may have applied it: the transaction that crosses the quota is applied and answered
+        with that error. Refused or applied, this copy is no longer on its way. Reading needs no
+        space.
         """
         request = rpc.RangeRequest(key=self._slot.key)
         try:
@@ -228,10 +229,10 @@ class _Transaction:
                 raise
 
         try:
-            return self._history.follow(lambda: self._nodes.call(send))
+            return self._history.follow(lambda: self._nodes.call(send, size=request.ByteSize()))
         except (SessionLost, StoreFull):
-            # Leases do not come back: copies fail as well. One for which there was no space may
-            # be done all the same: the caller has to look.
+            # Leases do not come back: copies fail as well. A transaction that was answered with "no
+            # space" may have been applied: the caller has to look.
             raise
         except PxrsError as error:
             if not self._doubtful:

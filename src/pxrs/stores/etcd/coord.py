@@ -30,19 +30,25 @@ from pxrs.stores.etcd.wire import (
     get_op,
     put_op,
     rpc,
-    txn,
     unbound,
     unchanged,
 )
 from pxrs.stores.findings import Finding
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
-# etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit has two comparisons and a
-# write of its own, and of what it is asked for one at least is a write. And 1.5 MB in all
-# (--max-request-bytes): what is over that in several values, etcd refuses.
+# etcd takes 128 comparisons and 128 writes (--max-txn-ops); each commit adds two comparisons and a
+# write of its own, and at least one of the caller's operations is a write. It takes 1.5 MB in all
+# (--max-request-bytes): etcd itself refuses several values that are larger together.
 _OPERATIONS = 127
 _LIMITS = Limits(operations=_OPERATIONS, value_bytes=1_100_000)
+# The most records that are read at once, and about how many bytes: a link may be slow. How many are
+# read at first, until it is known how large they are, and how many times fewer after a try without
+# an answer.
 _PAGE = 2000
+_PAGE_BYTES = 256_000
+_FIRST = 8
+_FEWER = 8
+_FOLDERS_KNOWN = 10_000
 
 
 class EtcdCoord:
@@ -60,6 +66,8 @@ class EtcdCoord:
         )
         self._watches = Watches(self._nodes, clock, self._folder, self._history.check)
         self._sessions: set[EtcdSession] = set()
+        # By folder, how many of its records are read at once.
+        self._page_sizes: dict[str, int] = {}
         self._lent = LentSessions(self._nodes, clock, f"{settings.prefix}/lent/".encode())
         try:
             self._history.check()
@@ -79,10 +87,15 @@ class EtcdCoord:
         if after is not None:
             start = max(start, self._stored(after) + b"\0")
         found: list[Versioned] = []
+        size = self._page_sizes.get(prefix, _FIRST)
         while start < end:
-            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            page = self._range(rpc.RangeRequest(key=start, range_end=end, limit=size))
+            page, size = self._page(
+                start, end, size if limit is None else min(size, limit - len(found))
+            )
             found += [self._record(kv) for kv in page.kvs]
+            self._page_sizes[prefix] = size
+            if len(self._page_sizes) > _FOLDERS_KNOWN:
+                self._page_sizes.clear()
             if not page.more or len(found) == limit:
                 break
             start = page.kvs[-1].key + b"\0"
@@ -130,7 +143,7 @@ class EtcdCoord:
     def close(self) -> None:
         """End the sessions of this handle and give up its connections.
 
-        In a forked child nothing: all of it is the parent's, and gRPC can't be used there.
+        Does nothing in a forked child: all of it is the parent's, and gRPC can't be used there.
         """
         if self._nodes.origin.is_parent:
             return
@@ -144,24 +157,41 @@ class EtcdCoord:
         self._nodes.close()
 
     def _lose(self) -> None:
-        """Wake those who wait: what they wait for does not come."""
+        """Wake all waiting threads: the events that they wait for will not come."""
         self._watches.give_up()
 
     def _look(self, checks: Sequence[Check]) -> Committed | Conflict:
         """A commit without writes: one read, which may be repeated."""
-        request = txn([], [get_op(self._stored(check.key)) for check in checks], [])
-        answer = self._history.ask(lambda node: node.kv.Txn, request)
-        conflict = self._conflict(checks, answer.responses)
+        reads = self._history.read_along([get_op(self._stored(check.key)) for check in checks])
+        conflict = self._conflict(checks, reads)
         return conflict if conflict.current else Committed({})
 
     def _range(self, request: Any) -> Any:
-        """Read, linearizable: etcd asks a quorum by default."""
-        return self._history.ask(lambda node: node.kv.Range, request)
+        """Read. Linearizable: etcd asks a quorum by default."""
+        return self._history.read(lambda: request)
+
+    def _page(self, start: bytes, end: bytes, size: int) -> tuple[Any, int]:
+        """Read records from `start` on: fewer after each try that was not answered.
+
+        Also returns how many to read next, judged by how large these were.
+        """
+        fewer = size
+
+        def request() -> Any:
+            nonlocal size, fewer
+            size, fewer = fewer, max(1, fewer // _FEWER)
+            return rpc.RangeRequest(key=start, range_end=end, limit=size)
+
+        page = self._history.read(request)
+        if not page.kvs:
+            return page, _FIRST
+        return page, max(1, min(_PAGE, _PAGE_BYTES * len(page.kvs) // page.ByteSize()))
 
     def _compares(self, checks: Sequence[Check]) -> Sequence[Any]:
-        """The versions; and, as far as there is room, that none belongs to a session.
+        """Compare the versions and, as far as there is room, that no record belongs to a session.
 
-        Here such a version would be as good as any. It is refused because elsewhere it is not.
+        On etcd such a version would be as good as any. It is refused because on other engines it
+        is not.
         """
         compares = [unchanged(self._stored(check.key), check.version) for check in checks]
         versioned = [self._stored(check.key) for check in checks if check.version]

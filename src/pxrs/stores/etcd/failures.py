@@ -1,4 +1,4 @@
-"""Translates etcd's errors: whether the request may have happened, and what callers get."""
+"""Translates etcd's errors: may the request have happened, and which error callers get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def remedy(error: Any) -> Remedy:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return Remedy.ANOTHER_NODE
     if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
-        # A broken connection, seen from within gRPC.
+        # gRPC's internal error for a broken connection.
         return Remedy.ANOTHER_NODE
     if "invalid auth token" in text or "auth store is old" in text:
         return Remedy.NEW_TOKEN
@@ -40,12 +40,12 @@ def remedy(error: Any) -> Remedy:
 
 
 def translated(error: Any) -> PxrsError:
-    """The error that a caller gets for an `RpcError`."""
+    """The pxrs error for an `RpcError`."""
     code, text = error.code(), error.details() or "no details"
     if code == grpc.StatusCode.NOT_FOUND and "lease" in text:
         return SessionLost("the session is over; open a new one and start again")
     if "too large" in text or "larger than max" in text:
-        # The second is gRPC's: it does not even pass on what is far above the limit.
+        # The second is gRPC's: it does not even send what is far above the limit.
         return InvalidRequest(
             f"etcd: {text}; commit less at once, or raise etcd's --max-request-bytes "
             "(1572864 bytes if it is not set)"
@@ -71,7 +71,7 @@ def translated(error: Any) -> PxrsError:
 
 
 def not_allowed(text: str) -> ConfigError:
-    """The error that a caller gets when etcd does not let the user do something."""
+    """The error for a request that etcd does not permit this user."""
     return ConfigError(
         f"etcd: {text}; the URL names the user: etcd://user:password@host:2379/prefix, "
         "who needs a role that may read and write the prefix"

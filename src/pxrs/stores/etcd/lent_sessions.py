@@ -1,8 +1,9 @@
-"""Sessions that outlive the process that opened them: leases with a key that says who has them.
+"""Sessions that outlive the process that opened them: leases with a key that names their handle.
 
-etcd lets anybody keep a lease alive, and revoke it. So each that is lent has a key, bound to it and
-readable with etcdctl, that whoever adopts the session writes anew. A handle whose key was written
-by another does not revoke the lease; and a lease without that key is none of ours.
+etcd lets any client keep a lease alive, and revoke it. So each lent lease has a key, bound to it
+and readable with etcdctl, and a handle that adopts the session writes that key again. A handle does
+not revoke the lease if another handle has written the key since; and a lease without that key is
+not a lent session of pxrs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LentSessions:
         self._folder = folder
 
     def lend(self, ttl: float) -> LentEtcdSession:
-        """A new session, with which any process may go on."""
+        """Open a new session, which any process may adopt."""
         sent = self._clock.monotonic()
         session = open_session(self._nodes, self._clock, ttl, lambda _: None).id
         lease = lease_of(session)
@@ -33,7 +34,7 @@ class LentSessions:
         return self._session(lease, ttl, sent, answer)
 
     def adopt(self, session: str) -> LentEtcdSession:
-        """Go on with a session that lives; raises `SessionLost` if it does not."""
+        """Take over a living session; raises `SessionLost` if it is over."""
         lease, key = lease_of(session), self._key(session)
         found = self._nodes.ask(lambda node: node.kv.Range, rpc.RangeRequest(key=key)).kvs
         if not found:
@@ -42,7 +43,7 @@ class LentSessions:
         answer = self._send([exists(key)], [put_op(key, value, lease)])
         if not answer.succeeded:
             raise _lost(session)
-        # It has no time left until it is renewed.
+        # The handle counts it as having no time left until it is renewed.
         adopted = self._session(lease, float(value), -float(value), answer)
         adopted.renew()
         return adopted
@@ -60,7 +61,7 @@ class LentSessions:
 
 
 class LentEtcdSession(EtcdSession):
-    """See `pxrs.stores.api.LentSession`. `mark`: at which revision this handle wrote its key."""
+    """See `pxrs.stores.api.LentSession`. `mark`: the revision of this handle's write of the key."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class LentEtcdSession(EtcdSession):
 
     def abandon(self) -> None:
         self._over = True
-        # Who adopts it from now on finds no key; who did has written it anew.
+        # A later adopter finds no key; one that has adopted it already has written the key again.
         mine = txn([unchanged(self._key, self._mark)], [delete_op(self._key)], [])
         if self._nodes.ask(lambda node: node.kv.Txn, mine).succeeded:
             self.close()

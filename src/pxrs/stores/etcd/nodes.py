@@ -1,7 +1,7 @@
 """The nodes of an etcd cluster, asked one after the other until one answers.
 
-A request is sent only over a connection that stands. So a request that was never handed to a
-node is known not to have happened, and every other failure leaves it open.
+A request is sent only over an established connection. So a request that was never handed to a
+node is known not to have happened; after every other failure it may have happened.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from pxrs.stores.etcd.wire import grpc, rpc
 T = TypeVar("T")
 Words = list[tuple[str, str]]
 
-# One try; then the next node is asked.
+# The timeout of one try; then the next node is asked. It doubles with every try that got no answer,
+# because the link may be slow; gRPC's keep-alive finds out that a node is frozen.
 _TRY = 2.0
-# One look whether a connection comes to stand.
+# A request that carries much has this much more time, in bytes per second: 256 kbit/s.
+_SLOWEST = 32_000
+# How long to wait for one node's connection.
 _LOOK = 0.5
 _PAUSE = 0.05
-# One question why it does not, and how much of the answer is quoted.
+# How long to ask for the reason why there is no connection, and how much of it is quoted.
 _WHY = 0.1
 _LONGEST = 300
-# Answered by the node itself, leader or not. gRPC's own way to wait for a connection leaves a
-# thread behind that fails when the connection is given up.
+# A request that the node itself answers, leader or not. gRPC's own way to wait for a connection
+# leaves a thread behind that fails when the connection is given up.
 _ANYBODY_THERE = rpc.RangeRequest(key=b"\0", serializable=True, count_only=True)
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # etcd cuts off who asks more often than every 5 s.
+    # etcd disconnects clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
-    # Else gRPC asks once a minute where nothing else is sent.
+    # Otherwise gRPC pings only once a minute while nothing else is sent.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each handle has connections of its own.
+    # Each handle has its own connections.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -57,7 +60,7 @@ class Node:
             self.channel: Any = grpc.insecure_channel(host, _OPTIONS)
         else:
             self.channel = grpc.secure_channel(host, credentials, _OPTIONS)
-        # The last request was answered: likely the next one will be.
+        # Whether the last request was answered: then the next one probably will be, too.
         self.stands = False
         self.kv = rpc.KVStub(self.channel)
         self.leases = rpc.LeaseStub(self.channel)
@@ -65,18 +68,18 @@ class Node:
         self.auth = rpc.AuthStub(self.channel)
 
     def connected(self, timeout: float) -> bool:
-        """Wait until the connection stands."""
+        """Wait until the connection is established; returns whether it is."""
         if self.stands:
             return True
         try:
             self.kv.Range(_ANYBODY_THERE, timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
-            # Also a refusal is an answer.
+            # A refusal is an answer, too.
             return remedy(error) is not Remedy.ANOTHER_NODE
         return True
 
     def trouble(self) -> str:
-        """Why the connection does not stand, as gRPC says it: it may refuse a certificate."""
+        """Why there is no connection, in gRPC's words: for instance a refused certificate."""
         try:
             self.kv.Range(_ANYBODY_THERE, timeout=_WHY)
         except grpc.RpcError as error:
@@ -107,13 +110,13 @@ class Nodes:
 
     @property
     def timeout(self) -> float:
-        """The timeout of a request, over all nodes."""
+        """The timeout of a request, all nodes together."""
         return self._settings.timeout
 
     def check_open(self) -> None:
-        """Raise `Closed` if it is, or if this is another process than the one that opened it.
+        """Raise `Closed` if the store was closed, or was opened by the parent of this process.
 
-        And the error of `fail`.
+        After `fail`, raise its error.
         """
         if self._closed.is_set():
             raise Closed("the store was closed")
@@ -122,7 +125,7 @@ class Nodes:
             raise self._failure
 
     def fail(self, error: PxrsError) -> bool:
-        """Refuse everything from now on; whether this is the first reason to."""
+        """Refuse everything from now on; returns whether this is the first error of the kind."""
         with self._lock:
             first = self._failure is None
             self._failure = self._failure or error
@@ -134,9 +137,10 @@ class Nodes:
         return self._failure is not None or self.origin.is_parent
 
     def farewell(self) -> float:
-        """How many seconds may be spent on ending something: `timeout` for all of it together.
+        """How many seconds are left to end sessions and slots: `timeout` for all of them together.
 
-        Counted from the first end since a node has answered. What is not ended then ends by itself.
+        Counted from the first call since a node has answered. What is not ended by then expires by
+        itself.
         """
         now = self._clock.monotonic()
         if self._farewell is None:
@@ -144,30 +148,43 @@ class Nodes:
         return max(0.0, self._farewell - now)
 
     def ask(self, method: Callable[[Node], Any], request: Any, timeout: float | None = None) -> Any:
-        """The answer to a request, sent as `call` does it."""
+        """Send a request as `call` does; returns the answer."""
         return self.call(
-            lambda node, left, words: method(node)(request, timeout=left, metadata=words), timeout
+            lambda node, left, words: method(node)(request, timeout=left, metadata=words),
+            timeout,
+            request.ByteSize(),
         )
 
-    def call(self, send: Callable[[Node, float, Words], T], timeout: float | None = None) -> T:
-        """Have `send` sent until a node has answered, or the time is up: `StoreUnavailable`.
+    def call(
+        self,
+        send: Callable[[Node, float, Words], T],
+        timeout: float | None = None,
+        size: int = 0,
+    ) -> T:
+        """Call `send` until a node has answered; raises `StoreUnavailable` if the time is up.
 
-        It may be sent several times: a request has to be harmless when it is repeated.
+        The request may be sent several times, so it must be harmless when it is repeated. `size`:
+        its bytes.
         """
         self.check_open()
-        deadline = self._clock.monotonic() + (self.timeout if timeout is None else timeout)
+        carrying = size / _SLOWEST
+        patience = _TRY + carrying
+        timeout = self.timeout if timeout is None else timeout
+        deadline = self._clock.monotonic() + timeout + carrying
         while True:
             node = self.stand(deadline)
             words: Words = []
             try:
                 words = self.metadata(node, deadline)
-                answer = send(node, self._one_try(deadline), words)
+                answer = send(node, self._one_try(deadline, patience), words)
             except Left:
                 continue
             except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    patience *= 2
                 self._after(node, words, error, deadline)
             except ValueError:
-                # What gRPC raises on a connection that was closed meanwhile.
+                # gRPC raises this on a connection that was closed meanwhile.
                 self.check_open()
                 raise
             else:
@@ -175,8 +192,28 @@ class Nodes:
                 self._farewell = None
                 return answer
 
+    def each(self, method: Callable[[Node], Any], request: Any) -> dict[str, Any | PxrsError]:
+        """Ask every node of the URL once; returns the answer, or the error, of each by its host."""
+        self.check_open()
+        answers: dict[str, Any | PxrsError] = {}
+        for node in self._nodes:
+            deadline = self._clock.monotonic() + _TRY
+            try:
+                words = [("hasleader", "true")]
+                if self._settings.user is not None:
+                    words.append(("token", self._log_in(self.stand(deadline), deadline)))
+                answers[node.host] = method(node)(
+                    request, timeout=_TRY, metadata=words, wait_for_ready=True
+                )
+            except grpc.RpcError as error:
+                answers[node.host] = translated(error)
+            except (PxrsError, Left) as error:
+                known = isinstance(error, PxrsError)
+                answers[node.host] = error if known else StoreUnavailable("it is not connected")
+        return answers
+
     def stand(self, deadline: float) -> Node:
-        """A node with a connection that stands, the one used last if it can be."""
+        """A node with an established connection, if possible the one used last."""
         while True:
             self.check_open()
             node = self._nodes[self._current]
@@ -197,7 +234,7 @@ class Nodes:
                 self._current = (self._current + 1) % len(self._nodes)
 
     def metadata(self, node: Node, deadline: float) -> Words:
-        """Words for every request: who we are, and that a node without a leader shall say so.
+        """gRPC metadata for every request: the login token, and "fail if there is no leader".
 
         Logs in if need be.
         """
@@ -223,7 +260,7 @@ class Nodes:
         with self._logging_in:
             if self._token is None:
                 if node is not self._nodes[self._current]:
-                    # It did not answer the one before us: don't all wait for it in turn.
+                    # The node did not answer the thread before: don't let each thread wait for it.
                     raise Left
                 request = rpc.AuthenticateRequest(
                     name=self._settings.user, password=self._settings.password or ""
@@ -232,11 +269,12 @@ class Nodes:
                 self._token = str(answer.token)
             return self._token
 
-    def _one_try(self, deadline: float) -> float:
-        return max(0.0, min(deadline - self._clock.monotonic(), _TRY))
+    def _one_try(self, deadline: float, patience: float | None = None) -> float:
+        patience = _TRY if patience is None else patience
+        return max(0.0, min(deadline - self._clock.monotonic(), patience))
 
     def _after(self, node: Node, words: Words, error: Any, deadline: float) -> None:
-        """Prepare the next try, or raise the error that the caller gets."""
+        """Prepare the next try, or raise the error for the caller."""
         self.check_open()
         kind = remedy(error)
         if kind is Remedy.NEW_TOKEN:

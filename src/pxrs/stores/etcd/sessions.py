@@ -1,4 +1,4 @@
-"""Sessions are leases: etcd itself removes the records of one that was not kept alive."""
+"""Sessions are leases: etcd itself removes the records of a lease that was not kept alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pxrs.stores.etcd.wire import rpc
 
 
 class EtcdSession:
-    """A `Session`. Its id is the lease's, as `etcdctl lease list` shows it."""
+    """A `Session`. Its id is that of its lease, as `etcdctl lease list` shows it."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class EtcdSession:
 
         def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:
             nonlocal sent
-            # Each try anew: only the one that was answered counts.
+            # Set again at each try: only the try that was answered counts.
             sent = self._clock.monotonic()
             stream = node.leases.LeaseKeepAlive(
                 iter([rpc.LeaseKeepAliveRequest(ID=self._lease)]), timeout=left, metadata=words
@@ -67,14 +67,14 @@ class EtcdSession:
         try:
             self._nodes.ask(lambda node: node.leases.LeaseRevoke, request, self._nodes.farewell())
         except SessionLost:
-            # It has expired, or an earlier try was applied.
+            # The lease has expired, or an earlier try was applied.
             return
 
 
 def open_session(
     nodes: Nodes, clock: Clock, ttl: float, ended: Callable[[EtcdSession], None]
 ) -> EtcdSession:
-    """A new lease. etcd counts whole seconds: it lives a little longer than what we count on."""
+    """Open a new lease. etcd counts whole seconds: it lives a little longer than `ttl`."""
     if not 0 < ttl < 9_000_000_000:
         raise InvalidRequest(f"ttl must be above 0 and below 9000000000 seconds, got {ttl}")
     sent = 0.0
@@ -95,7 +95,7 @@ def session_id(lease: int) -> str:
 
 
 def lease_of(session: str) -> int:
-    """The lease of a session id; `SessionLost` if there can be none."""
+    """The lease of a session id; raises `SessionLost` if the id can't be a lease's."""
     try:
         lease = int(session, 16)
     except ValueError:

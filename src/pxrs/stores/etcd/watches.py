@@ -1,15 +1,16 @@
 """Watches, all on one stream, resumed where they were when the stream breaks.
 
-A watcher is confirmed by the node before `watch` returns, and from then on knows the revision
-from which it has to hear everything. A new stream, to whatever node, starts there. Only when
-etcd has compacted that revision away can't it: then the watch starts at what is left and its
-holder is woken, which reads again.
+The node confirms a watcher before `watch` returns, and from then on the watcher knows the revision
+from which it must get every event. A new stream, to any node, starts there. Only if etcd has
+compacted that revision away, it can't: then the watch starts at the oldest revision that is left
+and wakes its caller, who reads again.
 
-A stream says nothing while nothing changes, and nothing when its node is frozen either. So every
-other second a watcher is made on it that nobody needs: a node that does not even confirm that is
-left. And a node that gives up a watcher gives a reason of which not much can be learned (etcd 3.5.1
-calls an expired token a denied permission): the first time we log in again and begin anew, with
-longer and longer pauses; who waits for a watch to be confirmed is told the second time.
+A stream is silent while nothing changes, but also when its node is frozen. So every other second
+this handle creates a watcher on it that it does not need: if the node does not even confirm that,
+the handle leaves the node. When a node gives up a watcher, its reason does not help much (etcd
+3.5.1 calls an expired token a denied permission). So the first time the handle logs in and starts
+again, with longer and longer pauses; the second time, calls that wait for the confirmation of a
+watch get the error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pxrs.stores.wakeups import LocalWatch
 _PAUSE = 0.1
 _LONGEST_PAUSE = 3.2
 _CONNECT = 2.0
-# How often a stream is tried, and how long its node has for an answer.
+# How often a stream is tested, and how long its node has for an answer.
 _TRIAL = 2.0
 
 
@@ -43,19 +44,19 @@ class Refused(Exception):  # noqa: N818 - what happened
 
 @dataclass
 class Watcher:
-    """One prefix of one watch, as the node knows it."""
+    """One prefix of one watch: one watcher of the node."""
 
     number: int
     prefix: bytes
     watch: LocalWatch
     confirmed: threading.Event = field(default_factory=threading.Event)
-    # The first revision that it has not heard of; 0 before it was confirmed.
+    # The first revision of which it has no events yet; 0 before it was confirmed.
     next_revision: int = 0
     # Why it can't be confirmed.
     error: PxrsError | None = None
 
     def request(self) -> Any:
-        """Asks a node for everything that this watcher has not heard."""
+        """The request for all events that this watcher has not got yet."""
         return rpc.WatchRequest(
             create_request=rpc.WatchCreateRequest(
                 key=self.prefix,
@@ -68,13 +69,13 @@ class Watcher:
 
 
 class Stream:
-    """One gRPC call, and what is still to be sent on it. `trial` makes a request to be answered."""
+    """One gRPC call, and the requests to send on it. `trial` makes a request that tests it."""
 
     def __init__(self, trial: Callable[[], Any]) -> None:
         self._trial = trial
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.call: Any = None
-        # Something came since the last trial.
+        # Whether a response arrived since the last trial.
         self.heard = True
 
     def send(self, request: Any) -> None:
@@ -86,7 +87,7 @@ class Stream:
             self.call.cancel()
 
     def requests(self) -> Iterator[Any]:
-        """What gRPC sends, in a thread of its own; cancels the call when the node is silent."""
+        """Yield requests for gRPC's sending thread; cancels the call when the node is silent."""
         now = SYSTEM_CLOCK.monotonic
         due = now()
         while True:
@@ -107,7 +108,7 @@ class Stream:
 class Watches:
     """The watches of one handle. A thread listens for them from the first one on.
 
-    `check` raises if the cluster is not the one that it was.
+    `check` raises if the cluster has lost its data (`history.py`).
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Watches:
         self._loop = Loop("pxrs-etcd-watch", self._listen)
         self._closed = threading.Event()
         nodes.origin.on_fork(self._abandon)
-        # Streams in a row that failed, and of these the ones that a node has refused.
+        # How many streams in a row failed, and on how many of them a node refused a watcher.
         self._failures = self._refusals = 0
 
     def watch(self, prefixes: list[bytes]) -> LocalWatch:
@@ -152,7 +153,7 @@ class Watches:
         self._loop.join(_CONNECT)
 
     def give_up(self) -> None:
-        """Wake every watch, and listen no more: all requests fail."""
+        """Wake every watch and stop listening, because all requests fail from now on."""
         with self._lock:
             for watcher in self._watchers.values():
                 watcher.watch.wake()
@@ -160,7 +161,7 @@ class Watches:
                 self._stream.end()
 
     def _abandon(self) -> None:
-        """In a forked child: there is no thread, and the lock may be held for ever."""
+        """In a forked child: there is no thread, and the lock may never be released."""
         self._lock = threading.RLock()
         for watcher in self._watchers.values():
             watcher.watch.abandon(self._lock)
@@ -187,13 +188,13 @@ class Watches:
                 self._stream.send(_cancellation(number))
 
     def _listen(self) -> float | None:
-        """Follow one stream, to whatever node; in how many seconds to begin another."""
+        """Follow one stream, to any node; returns in how many seconds to begin another."""
         if self._closed.is_set() or self._nodes.failed:
             return None
         words: Words = []
         deadline = self._clock.monotonic() + _CONNECT
         try:
-            # A watcher would wait for a revision that is far away.
+            # If the cluster lost its data, a watcher would wait for a revision that is far away.
             self._check()
             node = self._nodes.stand(deadline)
             try:
@@ -226,7 +227,7 @@ class Watches:
             self._tell(translated(error))
 
     def _tell(self, error: PxrsError) -> None:
-        """Let those who wait for a watch to be confirmed wait no longer."""
+        """Pass the error to the calls that wait for the confirmation of a watch."""
         with self._lock:
             for watcher in self._watchers.values():
                 if not watcher.confirmed.is_set():
@@ -252,7 +253,7 @@ class Watches:
             stream.end()
 
     def _trial(self) -> Any:
-        # Of a key that no record has.
+        # It watches a key that no record has.
         create = rpc.WatchCreateRequest(key=self._folder, watch_id=next(self._numbers))
         return rpc.WatchRequest(create_request=create)
 
@@ -281,8 +282,8 @@ class Watches:
                 watcher.next_revision = max(watcher.next_revision, response.header.revision + 1)
 
     def _start_over(self, stream: Stream, watcher: Watcher, compacted: int) -> None:
-        """Listen from what is left: what it had to hear is gone."""
-        # Under another number: the node does not take one twice on a stream.
+        """Listen from the oldest revision that is left: events before it are gone."""
+        # Under another number, because a node does not accept a number twice on a stream.
         del self._watchers[watcher.number]
         watcher.number = next(self._numbers)
         self._watchers[watcher.number] = watcher

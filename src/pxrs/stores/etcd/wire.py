@@ -27,7 +27,7 @@ def delete_op(key: bytes) -> Any:
 
 
 def unchanged(key: bytes, revision: int) -> Any:
-    """Holds while the key was last written at this revision; 0 while it is not there."""
+    """Holds while the key was last written at this revision; with 0, while it does not exist."""
     return rpc.Compare(
         target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=key, mod_revision=revision
     )
@@ -39,7 +39,7 @@ def has_value(key: bytes, value: bytes) -> Any:
 
 
 def exists(key: bytes) -> Any:
-    """Holds while the key is there."""
+    """Holds while the key exists."""
     return rpc.Compare(
         target=rpc.Compare.CREATE, result=rpc.Compare.GREATER, key=key, create_revision=0
     )

@@ -3,12 +3,12 @@
 The appends of one process to a partition go one after the other, in the order in which they came;
 those of several processes take turns (`turns.py`).
 
-A publish names the sequence of the subject's last message, which it was built for. So at most
-one try of a batch is stored, whatever became of the answers: a sequence that was passed never
-comes back. What the last message says of the producers decides whether a batch is there already.
+A publish names the sequence of the subject's last message, for which it was built. So at most one
+try of a batch is stored, whatever became of the answers: a sequence that was passed never comes
+back. The producers' states in the last message decide whether a batch is there already.
 
-A partition's error is given to its own batches only, and a partition that does not answer does not
-keep the others' answers back: its outcome is said to be unknown, and the producer asks again.
+A partition's error goes to its own batches only, and a partition that does not answer does not
+delay the others' answers: its outcome is reported as unknown, and the producer sends again.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from pxrs.stores.jetstream.entries import (
     to_headers,
 )
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, Stale, passing, translated
-from pxrs.stores.jetstream.strays import entry_of
+from pxrs.stores.jetstream.strays import entry_of, goes_on
 from pxrs.stores.jetstream.streams import ROLLUP, TRY, TTL, Streams
 from pxrs.stores.jetstream.topics import Part, Topics
 from pxrs.stores.jetstream.turns import Line, Turns
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 from pxrs.types import Append, Appended, Batch, LogPartition
 
-# A big batch to several replicas that sync may take its time; a dead leader's silence costs it.
+# A big batch to several replicas that sync may take this long; a dead leader costs this long, too.
 _PUBLISH = 3.0
-# The most that headers take: the states of some producers, and numbers.
+# The most bytes that headers take: the states of some producers, and numbers.
 _HEADER_ROOM = 2304
 # How much longer than the others a partition may take before its outcome is called unknown.
 _COMPANY = 1.0
@@ -73,12 +73,12 @@ class Appending:
         self._ends = ends
         self._turns = turns
         self._clock = clock
-        # Partitions that kept the last call waiting, and what is still under way for them.
+        # Partitions that kept the last call waiting, and the tasks still under way for them.
         self._late: set[LogPartition] = set()
         self._left: set[asyncio.Task[None]] = set()
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
-        """See `LogStore.append`. The partitions go in parallel, and none waits long for another."""
+        """See `LogStore.append`. Partitions run in parallel, and none waits long for another."""
         numbers: dict[LogPartition, list[int]] = {}
         for number, append in enumerate(appends):
             numbers.setdefault(append.where, []).append(number)
@@ -100,10 +100,10 @@ class Appending:
         return [outcomes[number] for number in range(len(appends))]
 
     async def _carry_out(self, works: Sequence[_Work]) -> None:
-        """Until all is done that can be waited for.
+        """Run until all partitions are done, or late.
 
-        Once others are done, or if it was late before, a partition gets a little time. What is
-        under way then goes on, and sending the same batches again finds its outcome.
+        Once others are done, or if it was late before, a partition gets only a little more time. A
+        batch that is under way then goes on, and sending the same batches again finds its outcome.
         """
         tasks = {asyncio.create_task(work.run()): work for work in works}
         waiting = set(tasks)
@@ -135,7 +135,7 @@ class Appending:
         return True
 
     async def _one(self, part: Part, place: _Place, batch: Batch) -> Appended | PxrsError:
-        """Append one batch, or say why not. Raises `Stale` only."""
+        """Append one batch, or return the error. Raises `Stale` only."""
         attempt = _Attempt(self._streams, self._ends, self._clock, part, place, batch)
         try:
             validate_batch(batch)
@@ -144,14 +144,14 @@ class Appending:
             raise
         except PxrsError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - one partition's trouble is not the others'
+        except Exception as error:  # noqa: BLE001 - one partition's error must not fail others
             unknown = OutcomeUnknown(f"appending failed with an unexpected error: {error!r}")
             unknown.__cause__ = error
             return unknown
 
 
 class _Place(NamedTuple):
-    """A call's place among those that append to a partition: its process's line, and since when."""
+    """A call's place among those that append to a partition: its process's line, and its age."""
 
     line: Line
     since: float
@@ -167,16 +167,16 @@ class _Work:
     batches: Sequence[Batch]
     append: _Append
     outcomes: list[Appended | PxrsError] = field(default_factory=list)
-    # Whether a batch is on its way, the one after those that have an outcome.
+    # Whether the batch after those that have an outcome is on its way.
     under_way: bool = False
-    # The caller does not wait any more: the batch on its way is the last one.
+    # The caller no longer waits: the batch on its way is the last one that is sent.
     is_left: bool = False
 
     async def run(self) -> None:
         try:
             await self.topics.using_part(self.where, self._append_all)
         except PxrsError as error:
-            # The topic can't be found, or not be asked for. Nothing of the rest was sent.
+            # The topic can't be found or looked up. None of the remaining batches was sent.
             self.outcomes += [error] * (len(self.batches) - len(self.outcomes))
 
     async def _append_all(self, part: Part) -> None:
@@ -191,7 +191,7 @@ class _Work:
     async def _append_in_turn(self, part: Part, place: _Place) -> None:
         while not self.is_left and len(self.outcomes) < len(self.batches):
             if await place.line.turn(place.since):
-                # The end that is known is an old one.
+                # Others may have appended: the known end may be an old one.
                 part.tail = None
             self.under_way = True
             try:
@@ -200,12 +200,12 @@ class _Work:
                 self.under_way = False
             self.outcomes.append(outcome)
             if _comes_again(outcome):
-                # What follows it must not come first.
+                # The batches that follow must not come before it.
                 return
 
     @property
     def finished(self) -> bool:
-        """Whether each batch has an outcome that stays."""
+        """Whether each batch has a final outcome."""
         return len(self.outcomes) == len(self.batches) and not any(map(_comes_again, self.outcomes))
 
     def outcomes_now(self) -> list[Appended | PxrsError]:
@@ -213,7 +213,7 @@ class _Work:
         known = list(self.outcomes)
         if self.under_way:
             known.append(OutcomeUnknown("a batch is under way and its partition does not answer"))
-        not_sent = StoreUnavailable("not sent: what comes before it waits for its partition")
+        not_sent = StoreUnavailable("not sent: the batch before it still waits for its partition")
         return known + [not_sent] * (len(self.batches) - len(known))
 
 
@@ -228,7 +228,7 @@ class _Overtaken(Exception):  # noqa: N818 - it is tried again
 
 @dataclass
 class _Attempt:
-    """One batch on its way: read the end, judge, publish for that end; again until it is known."""
+    """One batch on its way: read the end, judge, publish for that end; repeat until it is known."""
 
     streams: Streams
     ends: Ends
@@ -237,6 +237,8 @@ class _Attempt:
     place: _Place
     batch: Batch
     writer: str = field(default_factory=partial(secrets.token_hex, 6))
+    # The connection by which the end was looked at.
+    connection: int = 0
     # The end for which the first try without an answer was built.
     unanswered: Entry | None = None
 
@@ -244,7 +246,7 @@ class _Attempt:
         size, most = len(self.batch.data), self.streams.wire.max_payload
         if size + _HEADER_ROOM > most:
             return MessageTooLarge(
-                f"a batch of {size} bytes; this NATS server takes messages up to "
+                f"batch is {size} bytes long; the limit of this NATS server is "
                 f"{most} with headers: raise its max_payload, or lower the "
                 "producer's batch_bytes and max_message_bytes"
             )
@@ -256,7 +258,7 @@ class _Attempt:
             raise OutcomeUnknown(f"a batch was sent and no answer came: {error}") from error
 
     async def _until_known(self) -> Appended | PxrsError:
-        """Try until there is an answer; `StoreError` if that can't be had."""
+        """Try until the outcome is known; raises `StoreError` if the time is up."""
         patience = self.streams.patience()
         fresh = False
         now = asyncio.get_running_loop().time
@@ -268,7 +270,7 @@ class _Attempt:
                 outcome = await self._find_mine(last) or await self._publish(last)
                 if isinstance(outcome, Appended) or (outcome is not None and fresh):
                     return outcome
-                # Overtaken; or to be refused, which has to be said by what is there now.
+                # Overtaken by another writer; or to be refused, which only a fresh read may decide.
                 why: Exception = _Overtaken("others append to this partition all the time")
                 if outcome is None:
                     await self.place.line.overtaken(self.place.since, now() - began)
@@ -286,14 +288,21 @@ class _Attempt:
             await patience.pause(why, delay)
 
     async def _last(self, *, fresh: bool) -> Entry:
-        """The last batch; what is known of it unless it has to be fresh."""
+        """The last batch: as it is remembered, unless it has to be fresh."""
         part = self.part
-        if part.tail is not None and not fresh:
-            return part.tail
-        part.tail = None if fresh else part.tail
+        self.connection = self.streams.wire.connections
+        if fresh:
+            part.tail = None
+        elif part.tail is not None:
+            # The server may have lost the end, and have another message by now where it was: this
+            # batch would be stored behind that, with wrong offsets. It would have been away: so the
+            # batch goes by the connection by which the end was looked at, or not at all.
+            await self.ends.check(part)
+            if part.tail is not None:
+                return part.tail
         floor, tail = await self.ends.both(part)
         if tail.next < floor.start:
-            # An operator purged the stream by hand: offsets are not given again.
+            # An operator purged the stream by hand: offsets must not be used again.
             tail = tail._replace(next=floor.start, total=max(tail.total, floor.total))
         return tail
 
@@ -311,12 +320,14 @@ class _Attempt:
         )
         data = entry.base.to_bytes(8, "big") + batch.data[8:]
         try:
-            seq = await self.streams.publish(self.part.batches, data, to_headers(entry), _PUBLISH)
+            seq = await self.streams.publish(
+                self.part.batches, data, to_headers(entry), _PUBLISH, self.connection
+            )
         except ApiError as error:
             if error.err_code in WRONG_SEQUENCE:
                 return None
             if passing(error):
-                # From a leader that may have passed it on before it stopped leading.
+                # The leader may have passed the batch on before it stopped leading.
                 self.unanswered = self.unanswered or last
             raise
         except NoAnswer:
@@ -326,7 +337,7 @@ class _Attempt:
         return Appended(entry.base)
 
     async def _judge(self, last: Entry) -> Producers | Appended | PxrsError:
-        """The producers' states once the batch is there, or why it is not to be appended."""
+        """The producers' states after the batch, or the result if it must not be appended."""
         batch = self.batch
         producers = Producers.of(last)
         known = producers.get(batch.producer_id)
@@ -348,11 +359,11 @@ class _Attempt:
         return producers
 
     async def _find_mine(self, last: Entry) -> Appended | None:
-        """Whether a try without an answer was stored after all."""
+        """Find out whether an unanswered try was stored after all."""
         if self.unanswered is None or last.last_seq <= self.unanswered.last_seq:
             return None
         if self.batch.producer_id >= 0 and last.writer != self.writer:
-            return None  # The producer's state will tell.
+            return None  # The producer's state will show it.
         before, seq = self.unanswered, self.unanswered.last_seq
         while seq < last.seq:
             stored = await self.streams.next(self.part.stream, self.part.batches, seq + 1)
@@ -360,14 +371,18 @@ class _Attempt:
             if stored is not None and entry is None:
                 seq = stored.seq
                 continue
+            if entry is not None and entry.base == before.next and not goes_on(entry, before):
+                # Another program's, which only looks like the next one.
+                seq = entry.seq
+                continue
             if entry is None or entry.base != before.next:
                 raise OutcomeUnknown(
-                    "a batch was sent, no answer came, and where it would stand was trimmed"
+                    "a batch was sent, no answer came, and its place in the partition was trimmed"
                 )
             if entry.writer == self.writer:
                 return Appended(entry.base)
             before, seq = entry, entry.seq
-        # Another writer's message stands where it would have had to go: it never will.
+        # Another writer's message has the place for which it was built: it will never be stored.
         self.unanswered = None
         return None
 
@@ -375,8 +390,8 @@ class _Attempt:
 async def put_aside(streams: Streams, part: Part, producer: int, known: Known) -> None:
     """Keep the state of a producer that no longer travels with the batches.
 
-    Others may have done so before: for a batch that then came too late, or for this very
-    state. The newer state stays; where its last batch lies tells which that is.
+    Another process may have done so before: for a batch that then came too late, or for this
+    very state. The newer state stays; the offset of its last batch shows which that is.
     """
     subject, data = f"{part.aside}.{producer}", known_to_bytes(producer, known)
     lifetime = {ROLLUP: "sub", TTL: f"{PRODUCER_MEMORY_MS // 1000}s"}

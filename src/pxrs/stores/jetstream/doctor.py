@@ -17,7 +17,7 @@ _SYNC = (
 
 
 async def examine(wire: Wire, settings: NatsSettings) -> list[Finding]:
-    """Ask the server, and what the account may use."""
+    """Ask the server for its settings, and for the limits of the account."""
     api = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
     account: dict[str, Any] = {}
     try:
@@ -37,13 +37,13 @@ async def examine(wire: Wire, settings: NatsSettings) -> list[Finding]:
 def _findings(
     info: dict[str, Any], account: dict[str, Any], settings: NatsSettings
 ) -> list[Finding]:
-    """From what the server says when one connects, and what the account may use."""
+    """Findings from the server's description of itself and the limits of the account."""
     return [
         ok("version", f"NATS {info.get('version', '?')}"),
         note(
             "durability",
             "acknowledged means in memory on a quorum: NATS syncs to disk every two minutes by "
-            "default, and does not tell clients what is set",
+            "default, and does not report its setting to clients",
             _SYNC,
         ),
         _replicas(settings.replicas, bool(info.get("cluster"))),

@@ -1,7 +1,7 @@
 """Finds where a partition begins and ends, as the stream's leader knows it.
 
 The end is in the last batch's headers. A message there that pxrs did not write (`strays.py`) is
-noticed because it does not fit, and the batch before it is looked for.
+noticed because it does not fit; then the batch before it is looked up.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import msgspec
 
 from pxrs.stores.jetstream.entries import GENESIS, NOTHING, Entry, Floor, below
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
-from pxrs.stores.jetstream.strays import entry_of, floor_of, follows, last_of, last_of_longest
+from pxrs.stores.jetstream.strays import (
+    entry_of,
+    floor_of,
+    follows,
+    goes_on,
+    last_of,
+    last_of_longest,
+)
 from pxrs.stores.jetstream.streams import Stored, Streams
 from pxrs.stores.jetstream.topics import Part, Topics, probe
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 
-# So many batches in a row are enough to tell which of them are ours.
+# This many batches in a row are enough to find out which of them pxrs wrote.
 _ENOUGH = 16
 _MANY = 256
 _MOST_BYTES = 8 * 2**20
 
 
 class Ends:
-    """Finds the ends of partitions of streams that are there."""
+    """Finds the beginnings and ends of partitions."""
 
     def __init__(self, streams: Streams, topics: Topics) -> None:
         self._streams = streams
@@ -33,12 +40,12 @@ class Ends:
     async def both(self, part: Part) -> tuple[Floor, Entry]:
         """Returns where the partition begins, and its last batch."""
         floor, tail = await asyncio.gather(self.floor(part), self.tail(part))
-        if tail.seq and floor.start > tail.next:
+        if tail.seq and _beyond(floor, tail):
             tail = await self.tail(part)
-            if floor.start > tail.next:
+            if _beyond(floor, tail):
                 part.known_floor = GENESIS
                 floor = await self.floor(part)
-            if floor.start > tail.next:
+            if _beyond(floor, tail):
                 floor = await self._floor_by_batches(part, floor.at)
         return floor, tail
 
@@ -58,7 +65,7 @@ class Ends:
         return part.known_floor
 
     async def _floor_by_batches(self, part: Part, at: int) -> Floor:
-        """The floor, where the message that should say so is not ours: by the first batch."""
+        """Find the floor by the first batch, because pxrs did not write the floor's message."""
         part.tell_stray(at)
         first = await self._streams.next(part.stream, part.batches, 1)
         while first is not None and entry_of(first) is None:
@@ -84,11 +91,11 @@ class Ends:
         return tail
 
     async def check(self, part: Part) -> bool:
-        """Whether the stream still has what it had; if not, all that was known is forgotten.
+        """Whether the stream still has the newest known batch; if not, forget all that was known.
 
-        Looked at once a second at most: it costs one batch.
+        Looked at once a second at most, and when the connection is another one: it costs one batch.
         """
-        witness = part.witness
+        witness, connection = part.witness, self._streams.wire.connections
         if witness.is_fresh:
             return True
         seq, writer = witness.seq, witness.writer
@@ -99,16 +106,17 @@ class Ends:
             return False
         if witness.seq == seq:
             witness.see()
+            witness.connection = connection
         return True
 
     async def confirmed(self, part: Part) -> tuple[Floor, Entry]:
-        """Returns what `both` does, as a majority of the stream's replicas has it.
+        """Returns the same as `both`, confirmed by a majority of the stream's replicas.
 
         A leader that is cut off from its peers answers reads, for ten seconds, as if nothing had
-        been appended since. It can't store anything: so an empty message is stored that the
-        leader takes only if the partition's last message is the one that was read. A server
+        been appended since. It can't store anything: so this stores an empty message that the
+        leader accepts only if the partition's last message is the one that was read. A server
         without room for it refuses at once; then a purge of these empty messages alone, which
-        needs a majority and no room, shows that the leader is one.
+        needs a majority but no room, shows that it still leads.
         """
         patience = self._streams.patience()
         while True:
@@ -133,31 +141,41 @@ class Ends:
                 why = error
             await patience.pause(why)
 
+    async def is_placed(self, part: Part, entry: Entry) -> bool:
+        """Whether a batch goes on from the last one before it that is ours."""
+        if await self._goes_on(part, entry, None):
+            return True
+        if not entry.before:
+            return False
+        last = await self._before(part, entry.before, None)
+        return follows(entry, last, part.known_floor)
+
     async def _checked(self, part: Part, last: Stored, known: Entry | None) -> Entry:
-        """The last batch, given the last message."""
+        """The last batch, given the last message, which may be a stray one."""
         entry = entry_of(last)
-        if entry is not None and await self._is_placed(part, entry, known):
+        if entry is not None and await self._goes_on(part, entry, known):
             return entry
         return await self._before(part, last.seq, known)
 
-    async def _is_placed(self, part: Part, entry: Entry, known: Entry | None) -> bool:
-        """Whether the offsets of the batch go on where those of the one before it end."""
+    async def _goes_on(self, part: Part, entry: Entry, known: Entry | None) -> bool:
+        """Whether a batch goes on from the message before it; false if that is a stray one."""
         if known is not None and entry.before == known.last_seq:
-            return follows(entry, known, part.known_floor.start)
+            return follows(entry, known, part.known_floor)
         if not entry.before:
-            return entry.base <= (await self.floor(part)).start
+            floor = await self.floor(part)
+            return entry.base <= floor.start and entry.total_before <= floor.total
         stored = await self._streams.at(part.stream, entry.before)
         if stored is None:
             return True  # Trimmed.
         previous = entry_of(stored)
-        return previous is not None and entry.base == previous.next
+        return previous is not None and goes_on(entry, previous)
 
     async def _before(self, part: Part, seq: int, known: Entry | None) -> Entry:
         """The last batch at or before a message that may be a stray one, or follow one."""
         if known is not None and known.last_seq < seq:
             found = await self._between(part, known.last_seq + 1, seq)
             entries = [entry for each in found if (entry := entry_of(each))]
-            tail = last_of(entries, known, part.known_floor.start)
+            tail = last_of(entries, known, part.known_floor)
         else:
             reach = _ENOUGH
             while True:
@@ -173,9 +191,9 @@ class Ends:
         return tail._replace(through=0 if tail.seq == seq else seq)
 
     async def _between(self, part: Part, first: int, last: int) -> list[Stored]:
-        """The messages on the subject of these sequences.
+        """The messages of the partition with these sequences.
 
-        Read from any replica: one that has the last has those before it, too.
+        Read from any replica: one that has the last message has those before it, too.
         """
         found: list[Stored] = []
         patience = self._streams.patience()
@@ -187,3 +205,7 @@ class Ends:
             found += [each for each in some if each.seq <= last]
             first = some[-1].seq + 1
         return found
+
+
+def _beyond(floor: Floor, tail: Entry) -> bool:
+    return floor.start > tail.next or floor.total > tail.total

@@ -17,15 +17,15 @@ from pxrs.core.sequences import ProducerState, pack, unpack
 
 BATCH = "Px-Batch"
 PRODUCERS = "Px-Producers"
-# The writer of the batch before it.
+# The writer of the batch before this one.
 AFTER = "Px-After"
 SEQUENCE = "Nats-Sequence"
-# The server stores a message with this header only behind the message that it names.
+# The server stores a message with this header only directly behind the message that it names.
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-# The subject that the other header is about, if not the message's own.
+# The subject to which the header above applies, if not the message's own.
 EXPECTED_OF = f"{EXPECTED}-Subject"
 
-# How many producers' states travel with each batch; the others are put aside.
+# How many producers' states are stored with each batch; the others are put aside.
 INLINE = 8
 PRODUCER_MEMORY_MS = 7 * 24 * 3600 * 1000
 
@@ -34,10 +34,10 @@ class Entry(NamedTuple):
     """A stored batch without its bytes.
 
     `seq` is its place in the stream, `total` the bytes of all batches of the partition up to
-    and including this one, `newest` the highest timestamp of all of them, `writer` what its
-    writer called it. `aside`: some producers' states are not in `producers` any more. `before`
-    is the message that it was stored behind. `after` is the writer of the batch before it, empty
-    if that is not known. `through`: up to there only messages follow that
+    and including this one, `newest` the highest timestamp of all of them, `writer` the name that
+    its writer gave it. `aside`: some producers' states are no longer in `producers`. `before` is
+    the sequence of the message behind which it was stored. `after` is the writer of the batch
+    before it, empty if that is not known. `through`: up to this sequence only messages follow that
     pxrs did not write (`strays.py`).
     """
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
     @property
     def last_seq(self) -> int:
-        """The subject's last message, if this is its last batch."""
+        """The sequence of the subject's last message, if this is its last batch."""
         return max(self.seq, self.through)
 
     @property
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
         return self.total - self.size
 
 
-# What stands before the first batch.
+# The entry before the first batch.
 NOTHING = Entry(0, "", 0, 0, 0, 0, -1, -1, False, "")
 
 
@@ -74,7 +74,7 @@ def follow(
 ) -> Entry:
     """The entry of a batch that comes after `last`. Its sequence is not known yet.
 
-    Without producers it carries on those of `last`.
+    Without producers it takes over those of `last`.
     """
     return Entry(
         seq=0,
@@ -104,9 +104,9 @@ def to_headers(entry: Entry) -> dict[str, str]:
 
 
 def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
-    """Read what `to_headers` has written, at its place in the stream.
+    """Read the headers that `to_headers` has written; `seq` is the place in the stream.
 
-    Raises `KeyError` or `ValueError` for headers that it has not written.
+    Raises `KeyError` or `ValueError` for any other headers.
     """
     writer, base, end, size, total, max_timestamp, newest, aside = headers[BATCH].split(" ")
     return Entry(
@@ -128,7 +128,8 @@ def from_headers(headers: Mapping[str, str], seq: int) -> Entry:
 class Known(NamedTuple):
     """A producer's state, when it last appended, and the sequence under which it was put aside.
 
-    `used` is the server's time: by a host's own, one that is ahead would forget all others.
+    `used` is the server's time: with hosts' own clocks, one that is ahead would make all other
+    producers look silent.
     """
 
     state: ProducerState
@@ -140,7 +141,7 @@ _HEAD = struct.Struct("<qqQB")
 
 
 def known_to_bytes(producer: int, known: Known) -> bytes:
-    """One producer's state, as it is put aside."""
+    """One producer's state in the form in which it is put aside."""
     state = pack(known.state)
     return _HEAD.pack(producer, known.used, known.aside_seq, len(state)) + state
 
@@ -148,7 +149,7 @@ def known_to_bytes(producer: int, known: Known) -> bytes:
 def known_from_bytes(data: bytes, at: int = 0) -> tuple[int, Known, int]:
     """The producer, its state, and where the next one begins.
 
-    Raises `struct.error` or `ValueError` if these are not the bytes of one.
+    Raises `struct.error` or `ValueError` if the bytes are no producer's state.
     """
     producer, used, aside_seq, length = _HEAD.unpack_from(data, at)
     start = at + _HEAD.size
@@ -193,13 +194,13 @@ class Producers:
         return Producers({**kept, producer: known}, self.aside)
 
     def surplus(self) -> tuple[int, Known] | None:
-        """The one that has been silent longest, if there are too many to travel with a batch."""
+        """The producer that was silent for longest, if there are too many for one batch."""
         if len(self._known) <= INLINE:
             return None
         return next(iter(self._known.items()))
 
     def without(self, producer: int) -> Producers:
-        """After this one was put aside."""
+        """The producers without this one, which was put aside."""
         kept = {other: known for other, known in self._known.items() if other != producer}
         return Producers(kept, aside=True)
 
@@ -209,13 +210,13 @@ class Producers:
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """The begin of a partition: offset `start`, in the first batch at or after `seq`.
+    """The beginning of a partition: offset `start`, in the first batch at or after `seq`.
 
     `total`: the bytes of all batches before it. `at` is the floor's own place in the stream.
 
     The last batch's message always stays, because it holds the end of the partition and the
-    producers' states. So the floor, a small message of its own, says what was trimmed, and the
-    batches below it are purged after it was raised. Floors only rise.
+    producers' states. So the floor, a small message of its own, records how far the partition was
+    trimmed, and the batches below it are purged after it was raised. Floors only rise.
     """
 
     start: int
@@ -228,17 +229,17 @@ GENESIS = Floor(0, 1, 0)
 
 
 def below(entry: Entry) -> Floor:
-    """The floor with which the partition begins with this batch."""
+    """The floor of a partition that begins with this batch."""
     return Floor(entry.base, entry.seq, entry.total_before)
 
 
 def above(entry: Entry) -> Floor:
-    """The floor with which the partition holds nothing up to and including this batch."""
+    """The floor of a partition that was trimmed up to and including this batch."""
     return Floor(entry.next, entry.seq + 1, entry.total)
 
 
 def floor_from_bytes(data: bytes, at: int) -> Floor:
-    """A stored floor; `ValueError` if these are not the bytes of one."""
+    """A stored floor; raises `ValueError` if the bytes are not a floor's."""
     return msgspec.structs.replace(msgspec.json.decode(data, type=Floor), at=at)
 
 

@@ -1,4 +1,4 @@
-"""Translates JetStream's refusals: whether they pass, and what callers get."""
+"""Translates JetStream's refusals: whether they are temporary, and which error callers get."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pxrs.stores.jetstream.wire import ApiError
 
 NO_STREAM = 10059
 NO_MESSAGE = 10037
-# Another message came first, or is just coming.
+# Another message came first, or is just being stored.
 WRONG_SEQUENCE = {10071, 10164}
 NAME_IN_USE = 10058
 _FULL = {10002, 10023, 10028, 10047, 10077, 10122}
 _PLACEMENT = {10005, 10052, 10074}
-# No leader, no quorum, shutting down, too busy: it passes.
+# Temporary: no leader, no quorum, shutting down, too busy.
 _PASSING = {10004, 10008, 10009, 10075, 10118, 10163, 10167}
-# Why a stream can't be placed, if it is for now: a server that was just started again.
+# Temporary reasons why a stream can't be placed: a server was just restarted.
 _AWAY = "peer offline"
 _OFF = {10035, 10039, 10076}
 
 
 class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
-    """The stream is gone, or another one bears its name now."""
+    """The stream is gone, or another one has its name now."""
 
 
 def full(error: ApiError) -> bool:
@@ -34,7 +34,7 @@ def passing(error: ApiError) -> bool:
 
 
 def translated(error: ApiError) -> StoreError | ConfigError:
-    """JetStream's refusal in the words of pxrs."""
+    """The pxrs error for a refusal of JetStream."""
     if full(error):
         return StoreFull(f"JetStream has no room left: {error}")
     if passing(error):

@@ -1,8 +1,8 @@
-"""Tells a slow connection from a dead one, by how far its bytes have come.
+"""Distinguishes a slow connection from a dead one, by the progress of its bytes.
 
 A large batch on a slow link takes longer than any time limit that would notice a dead server soon.
-So time limits count from the last byte. A ping is answered behind everything that was sent before
-it, in both directions: its answer says that what the server had for us by then has arrived.
+So time limits count from the last byte. A ping is answered after everything that was sent before
+it, in both directions: when its answer arrives, all that the server had sent by then has arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows
     fcntl = termios = None  # type: ignore[assignment]
 
-# In Linux's tcp_info: the bytes of ours that were acknowledged, and those received.
+# In Linux's tcp_info: the sent bytes that were acknowledged, and the received bytes.
 _COUNTS = struct.Struct("=120xQQ")
 _INT = struct.Struct("=i")
 
@@ -37,14 +37,14 @@ class _Moved(NamedTuple):
 async def answers(
     client: Client, patience: float, instead: asyncio.Future[Any] | None = None
 ) -> bool:
-    """Ping: whether the server answers, before nothing has moved for `patience` seconds.
+    """Ping; false if no byte has moved for `patience` seconds before the server answers.
 
-    Ends also when `instead` is done. Raises errors of the connection.
+    Also ends, with true, when `instead` is done. Raises errors of the connection.
     """
     if client.is_closed:
         raise nats.errors.ConnectionClosedError
     goal = _moved(client).acked + _queued(client)
-    # Not `flush`: nats-py stops reading when the answer to a ping comes that was given up.
+    # Not `flush`: nats-py stops reading when the answer arrives to a ping that was given up.
     pong: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     await client._send_ping(pong)
     waiting = {pong} if instead is None else {pong, instead}
@@ -54,14 +54,14 @@ async def answers(
         if done:
             return True
         now = _moved(client)
-        # What is sent behind the ping may be taken by the kernel of a frozen server.
+        # Bytes sent after the ping do not count: the kernel of a frozen server may accept them.
         is_sending = now.acked > before.acked and before.acked < goal
         if now.received == before.received and not is_sending:
             return False
 
 
 def _moved(client: Client) -> _Moved:
-    """Elsewhere than on Linux only whole messages are seen, and nothing of what is sent."""
+    """Bytes moved so far. Elsewhere than on Linux, only received bytes of whole messages count."""
     connection = _socket(client)
     if connection is not None and hasattr(socket, "TCP_INFO"):
         with suppress(OSError, struct.error):
@@ -71,7 +71,7 @@ def _moved(client: Client) -> _Moved:
 
 
 def _queued(client: Client) -> int:
-    """Bytes that were sent and not acknowledged, here and in the system."""
+    """Bytes that were sent and not acknowledged, in this process and in the system."""
     queued = int(getattr(client, "_pending_data_size", 0))
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if writer is not None:

@@ -1,6 +1,6 @@
-"""The log as other rooms see it: plain calls, carried out by an event loop in a thread of its own.
+"""The log as other rooms see it: blocking calls, run by an event loop in a separate thread.
 
-The client knows asyncio only.
+The NATS client is for asyncio only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from pxrs.types import Append, Appended, Bounds, Fetched, LogPartition
 
 T = TypeVar("T")
 
+_CANCEL_AGAIN = 0.2
+
 
 class ClosedMeanwhile(Closed):
     """The loop was closed under a coroutine: some of its work may be done."""
 
 
 class LoopThread:
-    """Runs coroutines for whichever thread asks. After a fork only the parent can use it."""
+    """Runs coroutines for any thread. After a fork only the parent can use it."""
 
     def __init__(self, name: str) -> None:
         self._origin = Origin("log")
@@ -46,7 +48,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. An interrupt of the caller cancels it."""
+        """Run the coroutine; returns its result. An interrupt of the caller cancels it."""
         try:
             self._origin.refuse_child()
             with self._lock:
@@ -69,7 +71,7 @@ class LoopThread:
         return not self._origin.is_parent and not self._closed
 
     def close(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel running coroutines and end the thread."""
         if self._origin.is_parent:
             return
         with self._lock:
@@ -84,10 +86,11 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            # Again, where a task took the first one for the end of a time limit of its own.
+            while left := asyncio.all_tasks(self.loop):
+                for task in left:
+                    task.cancel()
+                self.loop.run_until_complete(asyncio.wait(left, timeout=_CANCEL_AGAIN))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
@@ -118,18 +121,23 @@ class JetStreamLog:
         self._listener = ChangeListener(self._run, streams, self._topics)
 
     def create(self, topic_id: str, partitions: int) -> None:
-        # Its store may ask another engine for it: not on the thread of this one.
-        owner = None if self._identity is None else self._identity()
-        self._run(self._topics.create(topic_id, partitions, owner))
+        self._run(self._topics.create(topic_id, partitions, self._identity_or_none()))
+
+    def _identity_or_none(self) -> str | None:
+        # It may call another engine, so it is not called in the loop's thread.
+        return None if self._identity is None else self._identity()
 
     def owned_by(self, identity: Callable[[], str]) -> None:
         self._identity = identity
+
+    def owner(self) -> str:
+        return self._identity_or_none() or ""
 
     def held(self) -> dict[str, str]:
         return self._run(self._topics.held())
 
     def drop(self, topic_id: str) -> None:
-        self._run(self._topics.drop(topic_id))
+        self._run(self._topics.drop(topic_id, self._identity_or_none()))
         self._run(self._forget(topic_id))
 
     async def _forget(self, topic_id: str) -> None:

@@ -1,10 +1,10 @@
 """Looks at a topic's partitions: where each begins and ends, asking only for what has changed.
 
-Consumers look once a second, for hints that were lost. With many partitions that must not be a
-question for each of them. So the stream is asked first: as long as it describes itself as it did
-before the last look, nothing has changed since. If it has taken a few messages, their subjects tell
-which partitions have. That misses none: of what was appended to a partition the last message always
-stays, and of its floors the last one.
+Consumers look once a second, because hints may be lost. With many partitions that must not be a
+request for each of them. So the stream is asked first: as long as it describes itself as it did
+before the last look, nothing has changed since. If it got a few new messages, their subjects show
+which partitions have changed. That misses none: the last message that was appended to a partition
+always stays, and so does its last floor.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pxrs.stores.jetstream.streams import State, Streams
 from pxrs.stores.jetstream.topics import Part, Topic
 from pxrs.types import Bounds
 
-# So few partitions are asked at once: the stream's answer would only come before theirs.
+# Up to this many partitions are asked directly: asking the stream first would only cost time.
 _FEW = 16
-# So many new messages are looked at, one after the other, for the partitions that they are of.
+# Up to this many new messages are read, one after the other, to find out their partitions.
 _NEW = 16
 
 
 class _Looked(NamedTuple):
-    """What a look has found, and how the stream described itself before it."""
+    """The result of a look, and how the stream described itself before it."""
 
     state: State
     bounds: dict[int, Bounds]
@@ -40,7 +40,7 @@ class Looks:
         self._last: dict[str, tuple[Topic, _Looked]] = {}
 
     async def bounds(self, topic: Topic) -> dict[int, Bounds]:
-        """Return the offsets of each partition; `Stale` if it is another topic by now."""
+        """Return the offsets of each partition; raises `Stale` if it is another topic by now."""
         if len(topic.parts) <= _FEW:
             return await self._reading.bounds(topic.parts)
         info = await self._streams.info(topic.parts[0].stream)
@@ -60,11 +60,11 @@ class Looks:
         return dict(found)
 
     def forget(self, topic_id: str) -> None:
-        """The topic was dropped."""
+        """Forget a topic that was dropped."""
         self._last.pop(topic_id, None)
 
     async def _changed(self, topic: Topic, before: State, now: State) -> Iterable[Part]:
-        """The partitions that may begin or end elsewhere than they did."""
+        """The partitions whose beginning or end may have changed."""
         if not 0 < now.last_seq - before.last_seq <= _NEW or now.first_seq < before.first_seq:
             return topic.parts
         numbers: set[int] = set()

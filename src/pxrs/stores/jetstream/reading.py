@@ -1,8 +1,7 @@
 """Finding and reading batches. Nothing here changes a stream but `trim` and `expire`.
 
-What a replica answers may be a moment old. That matters in one place only, the end: "there is
-nothing" counts when the leader says so, and "there is less than you have read" when a majority
-does.
+A replica's answer may be a moment old. That matters in one place only, the end: "there is nothing"
+counts only from the leader, and "there is less than you have read" only from a majority.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pxrs.errors import DamagedBatch, OffsetOutOfRange
 from pxrs.stores.jetstream.ends import Ends
 from pxrs.stores.jetstream.entries import Entry, Floor, above, below
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
-from pxrs.stores.jetstream.strays import entry_of
+from pxrs.stores.jetstream.strays import Sums, entry_of, goes_on
 from pxrs.stores.jetstream.streams import Stored, Streams
 from pxrs.stores.jetstream.topics import AT_ONCE, Part, publish_floor
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
@@ -24,14 +23,14 @@ from pxrs.types import Bounds, Fetched, StoredBatch
 
 
 class Reading:
-    """Reads the partitions of streams that are there."""
+    """Reads partitions."""
 
     def __init__(self, streams: Streams, ends: Ends) -> None:
         self._streams = streams
         self._ends = ends
 
     async def bounds(self, parts: Iterable[Part]) -> dict[int, Bounds]:
-        """Ask each of these partitions of a topic for its offsets."""
+        """Read the offsets of each of these partitions of a topic."""
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: Part) -> tuple[int, Bounds]:
@@ -48,10 +47,11 @@ class Reading:
     # Fetching
 
     async def fetch(self, part: Part, offset: int, max_bytes: int) -> Fetched:
-        seq = part.marks.at(offset)
-        if seq is not None:
+        mark = part.marks.at(offset)
+        # Before anything new takes the witness's place.
+        if mark is not None and mark.total >= 0 and await self._ends.check(part):
             floor, run = await asyncio.gather(
-                self._ends.floor(part), self._run(part, seq, offset, max_bytes)
+                self._ends.floor(part), self._run(part, mark.seq, _Run(offset, mark), max_bytes)
             )
             stands = bool(run.batches) or await self._ends.check(part)
             if stands and offset >= floor.start and not run.odd:
@@ -63,7 +63,7 @@ class Reading:
     async def _fetch_afresh(self, part: Part, offset: int, max_bytes: int) -> Fetched:
         floor, tail = await self._ends.both(part)
         if offset > max(floor.start, tail.next):
-            # Only a majority is believed that there is less than was read.
+            # That the partition ends below what was read counts only from a majority.
             floor, tail = await self._ends.confirmed(part)
         end = max(floor.start, tail.next)
         if not floor.start <= offset <= end:
@@ -71,9 +71,9 @@ class Reading:
         if offset == end:
             return Fetched([], floor.start, end)
         seq = await self._locate(part, floor, tail, offset)
-        run = await self._run(part, seq, offset, max_bytes)
+        run = await self._run(part, seq, _Run(offset), max_bytes)
         if not run.batches:
-            # Purged since the floor was read, or really not there.
+            # The batch was purged since the floor was read, or is really missing.
             floor, tail = await self._ends.both(part)
             if offset < floor.start:
                 raise _out_of_range(part, offset, floor, tail)
@@ -93,13 +93,12 @@ class Reading:
             end = max(end, part.tail.next if part.tail else 0)
         return Fetched(run.batches, floor.start, end)
 
-    async def _run(self, part: Part, seq: int, offset: int, max_bytes: int) -> _Run:
+    async def _run(self, part: Part, seq: int, run: _Run, max_bytes: int) -> _Run:
         """Batches that fit, one at least, from the one that holds the offset.
 
-        `seq`: where to look for it. What does not follow them is left out: a message of another
-        program, which batches of ours follow; or batches behind a hole, for the next fetch.
+        `seq`: where to look for it. Skips a message of another program between two batches of pxrs,
+        and stops at a gap: the batches behind it are left to the next fetch.
         """
-        run = _Run(offset)
         room = max_bytes
         while True:
             found, pending = await self._read(part, seq, 1 if room <= 0 else _MANY, room)
@@ -111,7 +110,9 @@ class Reading:
                 if run.batches and entry.size > room:
                     run.more = True
                     return run
-                if run.take(part, entry, stored.data):
+                if run.may_begin_with(entry) and not await self._ends.is_placed(part, entry):
+                    run.odd.append(entry)
+                elif run.take(part, entry, stored.data):
                     room -= entry.size
                 elif run.behind_a_hole:
                     run.more = True
@@ -125,39 +126,55 @@ class Reading:
     # Searching
 
     async def _locate(self, part: Part, floor: Floor, tail: Entry, offset: int) -> int:
-        """The sequence from which the batch that holds the offset is the first."""
+        """A sequence from which on the first batch is the one that holds the offset."""
         low, high = max(1, floor.seq), tail.seq
         below_it, above_it = part.marks.around(offset)
         if below_it is not None:
             low = max(low, below_it.seq)
         if above_it is not None:
             high = min(high, above_it.seq)
-        return await self._first(part, low, high, tail, lambda entry: entry.next > offset)
+        # Whether these are ours does not matter yet: their offsets rise in any case.
+        return await self._first(
+            part, low, high, tail, lambda entry: entry.next > offset, sure=False
+        )
 
     async def _first(
-        self, part: Part, low: int, high: int, tail: Entry, holds: Callable[[Entry], bool]
+        self,
+        part: Part,
+        low: int,
+        high: int,
+        tail: Entry,
+        holds: Callable[[Entry], bool],
+        *,
+        sure: bool = True,
     ) -> int:
-        """The sequence from which the first batch is the first that `holds` is true for.
+        """A sequence from which on the first batch is the first for which `holds` is true.
 
-        It is true for all batches after one that it is true for, and for the one at `high`.
+        `holds` must be true for all batches after one for which it is true, and for the one at
+        `high`.
         """
         while low < high:
             middle = (low + high) // 2
-            entry = await self._next(part, middle, tail)
+            entry = await self._next(part, middle, tail, sure=sure)
             if entry is None or holds(entry):
                 high = middle
             else:
                 low = entry.seq + 1
         return low
 
-    async def _next(self, part: Part, seq: int, tail: Entry) -> Entry | None:
-        """The first batch at or after a sequence. What is beyond the last one is not ours."""
+    async def _next(self, part: Part, seq: int, tail: Entry, *, sure: bool = True) -> Entry | None:
+        """The first batch at or after a sequence. What is beyond the last one is not ours.
+
+        `sure`: nor is what does not go on from the batch before it, which has to be looked for.
+        """
         while True:
             found, _ = await self._read(part, seq, 1, 1)
             if not found:
                 return None
             entry = entry_of(found[0])
-            if entry is not None and (entry.seq > tail.seq or entry.next <= tail.next):
+            if entry is not None and entry.seq <= tail.seq and entry.next > tail.next:
+                entry = None
+            if entry is not None and (not sure or await self._ends.is_placed(part, entry)):
                 part.mark(entry)
                 return entry
             part.tell_stray(found[0].seq)
@@ -166,7 +183,7 @@ class Reading:
     async def _read(
         self, part: Part, seq: int, count: int, max_bytes: int
     ) -> tuple[list[Stored], int]:
-        """From any replica; "there is nothing" counts when the leader says so."""
+        """Read from any replica; "there is nothing" counts only from the leader."""
         found, pending = await self._streams.read(part.stream, part.batches, seq, count, max_bytes)
         if not found and part.replicated:
             newest = await self._streams.next(part.stream, part.batches, seq)
@@ -176,6 +193,10 @@ class Reading:
     async def batch_at(self, part: Part, timestamp: int) -> int | None:
         floor, tail = await self._ends.both(part)
         entry = await self._first_young(part, floor, tail, timestamp)
+        if entry is None and part.replicated:
+            # Only a majority is believed that there is none.
+            floor, tail = await self._ends.confirmed(part)
+            entry = await self._first_young(part, floor, tail, timestamp)
         return None if entry is None else entry.base
 
     async def _first_young(
@@ -190,7 +211,7 @@ class Reading:
                 part, first.seq, tail.seq, tail, lambda entry: entry.newest >= timestamp
             )
             return await self._next(part, seq, tail)
-        # What is young may have been trimmed: then only a look at each batch tells.
+        # The young message may have been trimmed: then each batch must be looked at.
         entry = first
         while entry is not None and entry.max_timestamp < timestamp:
             entry = await self._next(part, entry.seq + 1, tail)
@@ -231,8 +252,8 @@ class Reading:
     async def _raise_floor(self, part: Part, floor: Floor, wanted: Floor, tail: Entry) -> int:
         """Raise the floor, unless another process has raised it higher; then purge below it.
 
-        A stream without room takes no floor: then purging comes first. Who reads in between is told
-        that the batch is not there, as long as the floor is not raised.
+        A full stream takes no floor: then purging comes first. Until the floor is raised, a reader
+        gets the error that the batch is not there.
         """
         if wanted.start <= floor.start:
             return floor.start
@@ -270,22 +291,24 @@ def _out_of_range(part: Part, offset: int, floor: Floor, tail: Entry) -> OffsetO
 
 
 class _Run:
-    """Batches that follow each other, from an offset on, as they are read."""
+    """Consecutive batches from an offset on, collected while they are read."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, after: Sums | None = None) -> None:
         self.next = offset
+        # What the next of them has to go on from, as far as that is known.
+        self._after = after
         self.batches: list[StoredBatch] = []
-        # What was read since the last of them and does not follow it.
+        # Entries that were read since the last of these batches and do not follow it.
         self.odd: list[Entry] = []
-        # Whether there is more behind them.
+        # Whether there are more batches behind these.
         self.more = False
 
     def take(self, part: Part, entry: Entry, data: bytes) -> bool:
         """Whether the batch is the next one."""
-        if self.batches:
-            comes_next = entry.base == self.next
+        if self._after is None:
+            comes_next = self.may_begin_with(entry)
         else:
-            comes_next = entry.base <= self.next < entry.next
+            comes_next = goes_on(entry, self._after)
         if not comes_next:
             self.odd.append(entry)
             return False
@@ -295,9 +318,14 @@ class _Run:
         self.odd.clear()
         self.batches.append(StoredBatch(entry.base, entry.next, data, entry.writer, entry.after))
         self.next = entry.next
+        self._after = entry
         return True
+
+    def may_begin_with(self, entry: Entry) -> bool:
+        """Whether it would be the first one, with nothing known that it has to go on from."""
+        return self._after is None and entry.base <= self.next < entry.next
 
     @property
     def behind_a_hole(self) -> bool:
-        """Whether batches follow each other, but not those that were taken."""
+        """Whether the last two odd batches follow each other, but not those that were taken."""
         return len(self.odd) > 1 and self.odd[-1].base == self.odd[-2].next > self.next

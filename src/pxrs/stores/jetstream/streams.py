@@ -1,7 +1,8 @@
-"""JetStream's API, one function per question that pxrs has.
+"""JetStream's API, one function per request that pxrs makes.
 
-Two ways to read: from the leader, which knows everything that was acknowledged, one message at
-a time; or from any replica, which may be a moment behind but sends many messages at once.
+There are two ways to read: from the leader, which knows everything that was acknowledged, one
+message at a time; or from any replica, which may be a moment behind but sends many messages at
+once.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ T = TypeVar("T")
 ROLLUP = "Nats-Rollup"
 TTL = "Nats-TTL"
 
-# How long one try may take before it is made again: a dead leader does not answer.
+# How long one try may take before the next: a dead leader does not answer.
 TRY = 2.0
-# How long it may take in a cluster until every server knows who answers for a stream.
+# How long it may take in a cluster until every server knows which servers keep a stream.
 _GETS_AROUND = 0.2
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 _MOST_AT_ONCE = 256
-# How many bytes are asked for at once: fewer where they take long to come. A server breaks the
-# connection of a client that does not take what it has for it within ten seconds.
+# How many bytes are asked for at once: fewer if they take long to arrive. A server closes the
+# connection of a client that does not accept its data within ten seconds.
 _MOST_BYTES = 8 * 2**20
 _FIRST_BYTES = 2**20
 _LEAST_BYTES = 2**14
@@ -55,7 +56,7 @@ class Stored(NamedTuple):
     seq: int
     headers: Mapping[str, str]
     data: bytes
-    # Empty where a replica has answered.
+    # Empty if a replica has answered.
     subject: str = ""
 
 
@@ -75,7 +76,7 @@ class _Acked(Reply):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a stream holds. It is another one after any change."""
+    """A summary of a stream's messages. Any change makes it a different one."""
 
     messages: int = 0
     bytes: int = 0
@@ -94,7 +95,7 @@ class Info(Reply):
 
     config: _Config | None = None
     state: State | None = None
-    # The server's time when it said so.
+    # The server's time when it answered.
     ts: datetime | None = None
 
 
@@ -104,7 +105,7 @@ class _Listed(Reply):
 
 
 class Streams:
-    """JetStream's questions on one connection."""
+    """Requests to JetStream on one connection."""
 
     def __init__(self, wire: Wire, settings: NatsSettings) -> None:
         self.wire = wire
@@ -127,9 +128,9 @@ class Streams:
     async def info(self, name: str) -> Info | None:
         """The stream, None if there is none.
 
-        In a cluster a server that was just elected, or deposed and does not know it yet, may
-        say that there is none. Then no server must answer for the stream itself, either, and
-        that twice: who answers for what gets around a little later than it is so.
+        In a cluster a server that was just elected, or was deposed and does not know it yet, may
+        answer that there is no such stream. That counts only if no server answers for the stream
+        itself, either, at two tries: servers learn a little late which of them keeps a stream.
         """
         patience = self.patience()
         doubts = 1 if self._clustered else 0
@@ -146,9 +147,9 @@ class Streams:
     async def require_majority(self) -> None:
         """Raise `StoreUnavailable` unless a majority of the servers agrees on something now.
 
-        Servers that are cut off from it answer from what they knew, for ten seconds. They can't
-        make a stream: so one is made, and removed. Where the account may have no more streams this
-        tells nothing, and what a server said is believed.
+        Servers that are cut off from the majority answer from old knowledge, for ten seconds. They
+        can't make a stream: so this makes one, and removes it. If the account may have no more
+        streams, this shows nothing, and the server's answer is believed.
         """
         if not self._clustered:
             return
@@ -165,7 +166,7 @@ class Streams:
             await self._ask("DELETE", name, {}, Reply, refusal=NO_STREAM)
 
     async def all(self, subject: str) -> list[Info]:
-        """All streams with subjects like this."""
+        """All streams with subjects that match."""
         found: list[Info] = []
         while True:
             which = {"subject": subject, "offset": len(found)}
@@ -175,7 +176,7 @@ class Streams:
                 return found
 
     async def _is_served(self, name: str) -> bool:
-        """Whether any server keeps the stream: those answer without asking who leads."""
+        """Whether any server keeps the stream: such a server answers whether it leads or not."""
         if not self._clustered:
             return False
         try:
@@ -191,7 +192,7 @@ class Streams:
         return bool(self.wire.server_info().get("cluster"))
 
     async def delete(self, name: str) -> None:
-        """Remove the stream, if it is there."""
+        """Remove the stream, if it exists."""
         patience = self.patience()
         sure = not self._clustered
         while True:
@@ -210,7 +211,7 @@ class Streams:
     async def purge(self, name: str, subject: str, before: int | None = None) -> None:
         """Remove the messages of a subject, those with sequences below `before` if that is given.
 
-        Answered when a majority of the replicas has agreed.
+        Returns when a majority of the replicas has agreed.
         """
         which = {"filter": subject} if before is None else {"filter": subject, "seq": before}
         await self._ask("PURGE", name, which, Reply, there=True)
@@ -243,7 +244,7 @@ class Streams:
     async def read(
         self, name: str, subject: str, seq: int, count: int, max_bytes: int
     ) -> tuple[list[Stored], int]:
-        """Messages from a sequence on, and how many there are after them."""
+        """Messages from a sequence on, and how many follow after them."""
         now = asyncio.get_running_loop().time
 
         async def attempt() -> tuple[list[Stored], int]:
@@ -278,7 +279,7 @@ class Streams:
         return await self._patiently(name, attempt)
 
     def _adapt(self, size: int, took: float) -> None:
-        """Ask for more at once where that much came soon, for less where it came late."""
+        """Ask for more bytes at once if the last ones came fast, for fewer if they came late."""
         if took >= _LATE:
             self._read_bytes = max(_LEAST_BYTES, min(self._read_bytes, size // 2))
         elif took < _SOON and size == self._read_bytes:
@@ -287,10 +288,15 @@ class Streams:
     # Writing
 
     async def publish(
-        self, subject: str, data: bytes, headers: Mapping[str, str], timeout: float
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str],
+        timeout: float,
+        connection: int | None = None,
     ) -> int:
         """Store a message, one try; its sequence. Raises `NotSent`, `NoAnswer` or `ApiError`."""
-        (answer,) = await self.wire.request(subject, data, timeout, headers)
+        (answer,) = await self.wire.request(subject, data, timeout, headers, connection=connection)
         acked = msgspec.json.decode(answer.data, type=_Acked)
         acked.check()
         return acked.seq
@@ -307,9 +313,9 @@ class Streams:
         there: bool = False,
         refusal: int | None = None,
     ) -> R:
-        """Ask JetStream. `there`: about a stream that should exist; raises `Stale` if it is gone.
+        """Send a request. `there`: the stream that should exist; raises `Stale` if it is gone.
 
-        Raises `ApiError` for the one `refusal` that the caller expects, others translated.
+        Raises `ApiError` for the one `refusal` that the caller expects, and translates others.
         """
         payload = msgspec.json.encode(what) if what else b""
         subject = f"{self._stream_api}.{verb}.{name}" if name else f"{self._stream_api}.{verb}"
@@ -328,9 +334,9 @@ class Streams:
             raise translated(error) from error
 
     async def _patiently(self, name: str | None, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try again what may pass, until the time is over. Only for what can be done twice.
+        """Try again after temporary failures until the time is up. Only for idempotent calls.
 
-        With a stream's name: `Stale` if the reason is that it is gone.
+        With a stream's name, it raises `Stale` if the reason is that the stream is gone.
         """
         patience = self.patience()
         while True:
@@ -370,7 +376,9 @@ class Patience:
         usual = next(self._pauses)
         delay = usual if delay is None else delay
         if asyncio.get_running_loop().time() + delay >= self._deadline:
-            raise StoreUnavailable(f"NATS did not do it within {self._timeout:g} s: {why}") from why
+            raise StoreUnavailable(
+                f"NATS did not carry out a request within {self._timeout:g} s: {why}"
+            ) from why
         await asyncio.sleep(delay)
 
 

@@ -1,8 +1,8 @@
 """Topics as streams: names, subjects, settings, and what this process knows of each partition.
 
-A stream's subjects hold a word that is new every time a topic is made. So who still has the old
-one in mind after a topic was dropped and made again finds nothing there, instead of taking the
-new one's batches for the old one's.
+A stream's subjects contain a word that is new every time a topic is made. So after a topic was
+dropped and made again, a process that still uses the old subjects finds nothing there, instead of
+taking the new topic's batches for the old one's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pxrs.stores.jetstream.entries import (
 )
 from pxrs.stores.jetstream.failures import Stale
 from pxrs.stores.jetstream.streams import ROLLUP, TRY, TTL, Info, Streams
-from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
+from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent, Wire
 from pxrs.types import LogPartition
 
 T = TypeVar("T")
@@ -45,11 +45,11 @@ _OWNER = "pxrs.store"
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _LONGEST_NAME = 255
 _PROBE_STAYS = "1s"
-# How many messages of others are told of, for each partition.
+# How many stray messages are logged for each partition.
 _MOST_STRAYS = 100
-# How long a stream is believed to have what it had, in seconds.
+# For how many seconds a stream is assumed not to have lost messages.
 _FRESH = 1.0
-# How many questions are under way at once when every partition is asked.
+# How many requests are under way at once when every partition is asked.
 AT_ONCE = 128
 
 
@@ -78,7 +78,7 @@ class Part:
         self.probe = f"{root}.e.{number}"
         self.witness = witness
         self.marks = Marks()
-        # The last batch as far as is known; None if it was not asked for.
+        # The last batch as far as is known; None if it was not read yet.
         self.tail: Entry | None = None
         self.known_floor = GENESIS
         self._strays: set[int] = set()
@@ -88,8 +88,10 @@ class Part:
         """Remember a batch: where it is, and that it is the last one, as far as is known."""
         known = self.tail
         if known is not None and entry.base == known.next and entry.after not in ("", known.writer):
-            # It stands behind another batch than the one that was there.
+            # The batch before it is another one than this process knows: the stream has lost that.
             self.witness.fall()
+        if entry.seq:
+            self.marks.add(Mark(entry.next, entry.seq + 1, entry.total, entry.newest))
         self.mark(entry)
         self.witness.note(entry)
         if self.tail is None or entry.last_seq > self.tail.last_seq:
@@ -98,15 +100,15 @@ class Part:
     def appended(self, entry: Entry) -> None:
         """Remember a batch that was stored just now."""
         if entry.seq <= self.witness.seq:
-            # Sequences only rise, unless the stream lost what had this one.
+            # Sequences only rise, unless the stream lost the message that had this one.
             self.witness.fall()
         self.note(entry)
 
     def mark(self, entry: Entry) -> None:
-        """Remember where a batch is."""
+        """Remember where a batch is, or where one that pxrs did not write says it is."""
         if entry.seq:
-            self.marks.add(entry.base, entry.seq)
-            self.marks.add(entry.next, entry.seq + 1)
+            self.marks.add(Mark(entry.base, entry.seq))
+            self.marks.add(Mark(entry.next, entry.seq + 1))
 
     def tell_stray(self, seq: int) -> None:
         """Warn, once, of a message that pxrs did not write."""
@@ -131,53 +133,65 @@ class Part:
 class Witness:
     """The newest batch of a stream that this process knows, and when it was last seen there.
 
-    A stream that loses messages loses the last ones. So as long as this one is there, all that is
-    known of the stream's partitions still holds; once it is not, nothing of it does.
+    A stream that loses messages loses the last ones. So as long as this batch exists, everything
+    that is known of the stream's partitions still holds; once it is gone, none of it does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
         self.parts: list[Part] = []
         self.seq = 0
         self.writer = ""
         self.seen_at = 0.0
+        # The connection by which it was looked for last.
+        self.connection = 0
 
     def note(self, entry: Entry) -> None:
-        if entry.seq >= self.seq:
+        """Take a newer batch, if the one before was there just now: it speaks for what is known."""
+        if not self.seq:
+            self.connection = self._wire.connections
+        if entry.seq >= self.seq and self.is_fresh:
             self.seq, self.writer = entry.seq, entry.writer
             self.see()
 
     def see(self) -> None:
-        """It is there now."""
+        """Note that it exists now."""
         self.seen_at = asyncio.get_running_loop().time()
 
     def fall(self) -> None:
-        """It is not there any more, or may not be."""
+        """Forget what is known of all partitions: the batch is gone, or may be."""
         self.seq, self.writer = 0, ""
         for part in self.parts:
             part.forget()
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it need not be looked for: it was seen just now, or there is none."""
-        return not self.seq or asyncio.get_running_loop().time() - self.seen_at < _FRESH
+        """Whether it need not be looked for: it was seen just now, or there is none.
+
+        A server that loses what it has is away before: by a new connection it was not seen yet.
+        """
+        if not self.seq:
+            return True
+        now = asyncio.get_running_loop().time()
+        return self.connection == self._wire.connections and now - self.seen_at < _FRESH
 
 
 class ServerTime(NamedTuple):
-    """The server's time, in ms since 1970, and when we heard it by our own monotonic clock.
+    """The server's time, in ms since 1970, and when it arrived by our own monotonic clock.
 
-    Hosts' clocks may be wrong by days, and each in its own way; the server's is the same for all.
+    Hosts' clocks may be wrong by days, and differently; the server's is the same for all.
     """
 
     told: int
     heard: float
 
     def now(self, clock: Clock) -> int:
-        """The server's time now; a little less for the way of its answer."""
+        """The server's time now, minus the time that its answer took to arrive."""
         return self.told + int((clock.monotonic() - self.heard) * 1000)
 
 
 class Topic:
-    """A stream that is there, as far as is known."""
+    """A stream that exists, as far as is known."""
 
     def __init__(
         self,
@@ -188,12 +202,13 @@ class Topic:
         replicas: int,
         time: ServerTime,
         owner: str,
+        wire: Wire,
     ) -> None:
         self.id = topic_id
         self.root = root
-        # The store that made it, empty if that is not known.
+        # The store that made the stream, empty if that is not known.
         self.owner = owner
-        witness = Witness()
+        witness = Witness(wire)
         self.parts = witness.parts = [
             Part(topic_id, stream, root, number, replicas > 1, time, witness)
             for number in range(parts)
@@ -215,7 +230,7 @@ class Topics:
         self._found: dict[str, Topic] = {}
 
     def bell(self, topic_id: str) -> str:
-        """What the subjects of a topic begin with that nothing is stored under."""
+        """The prefix of the topic's subjects for hints, under which nothing is stored."""
         return f"{self._settings.prefix}-bell.{token(topic_id)}"
 
     def hints(self, where: LogPartition) -> str:
@@ -240,7 +255,7 @@ class Topics:
             del self._found[topic.id]
 
     async def find(self, topic_id: str) -> Topic:
-        """The topic, from memory if it was found before; `TopicNotFound`."""
+        """The topic, from memory if it was found before; raises `TopicNotFound`."""
         found = self._found.get(topic_id)
         if found is None:
             looked_up = await self._look_up(topic_id)
@@ -249,14 +264,14 @@ class Topics:
                 looked_up = await self._look_up(topic_id)
             if looked_up is None:
                 raise TopicNotFound(topic_id)
-            # Another task may have found it meanwhile: locks have to be the same for all.
+            # Another task may have found it meanwhile: all tasks must use the same locks.
             found = self._found.get(topic_id)
             if found is None or found.root != looked_up.root:
                 found = self._found[topic_id] = looked_up
         return found
 
     async def using(self, topic_id: str, use: Callable[[Topic], Awaitable[T]]) -> T:
-        """Use the topic as it is known; once more if it turns out to be another one by now."""
+        """Use the topic as it is known; tries again if another topic has its name by now."""
         for _ in range(2):
             topic = await self.find(topic_id)
             try:
@@ -270,13 +285,13 @@ class Topics:
         return await self.using(where.topic_id, lambda topic: use(topic.part(where.partition)))
 
     async def require_same(self, part: Part) -> None:
-        """Raise `Stale` unless the stream is still the one it was."""
+        """Raise `Stale` unless the stream is still the same one."""
         now = await self._look_up(part.topic_id)
         if now is None or now.root != part.root:
             raise Stale(part.topic_id)
 
     async def held(self) -> dict[str, str]:
-        """The topics with streams under this prefix, and the stores that made them."""
+        """The topics that have streams under this prefix, and the stores that made them."""
         found = await self._streams.all(f"{self._settings.prefix}.>")
         kept = [info.config.metadata for info in found if info.config is not None]
         return {
@@ -286,7 +301,7 @@ class Topics:
         }
 
     async def create(self, topic_id: str, partitions: int, owner: str | None = None) -> None:
-        """Make the stream, unless it is there; `TopicExists` if it is another owner's."""
+        """Make the stream, unless it exists; raises `TopicExists` if it is another owner's."""
         if partitions < 1:
             raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
@@ -298,7 +313,14 @@ class Topics:
         if made is not None:
             time = self._time(made)
             topic = Topic(
-                topic_id, stream, root, partitions, self._settings.replicas, time, owner or ""
+                topic_id,
+                stream,
+                root,
+                partitions,
+                self._settings.replicas,
+                time,
+                owner or "",
+                self._streams.wire,
             )
             await self._lay_floors(topic)
             self._found[topic_id] = topic
@@ -311,9 +333,16 @@ class Topics:
                 f"stream {stream!r} was made by another store; use another prefix for one of them"
             )
 
-    async def drop(self, topic_id: str) -> None:
+    async def drop(self, topic_id: str, owner: str | None = None) -> None:
+        """Delete the stream, unless another owner than this one has made it.
+
+        NATS can't make a deletion conditional. But only the owner deletes a stream, so another
+        store can make one under its name in between only if two processes of the owner drop it.
+        """
+        existing = None if owner is None else await self._look_up(topic_id)
         self._found.pop(topic_id, None)
-        await self._streams.delete(self.stream(topic_id))
+        if existing is None or existing.owner in ("", owner):
+            await self._streams.delete(self.stream(topic_id))
 
     async def _look_up(self, topic_id: str) -> Topic | None:
         stream = self.stream(topic_id)
@@ -333,11 +362,12 @@ class Topics:
             info.config.num_replicas,
             self._time(info),
             metadata.get(_OWNER, ""),
+            self._streams.wire,
         )
 
     def _time(self, info: Info) -> ServerTime:
         if info.ts is None:
-            raise StoreError("NATS did not tell its time; pxrs needs NATS 2.11 or newer")
+            raise StoreError("NATS did not send its time; pxrs needs NATS 2.11 or newer")
         return ServerTime(int(info.ts.timestamp() * 1000), self._clock.monotonic())
 
     def _config(self, topic_id: str, root: str, partitions: int) -> dict[str, Any]:
@@ -346,7 +376,7 @@ class Topics:
             "storage": "file",
             "retention": "limits",
             "discard": "new",
-            # No limits of the server's: who drops the last batch drops the offsets.
+            # No limits of the server: if it removed the last batch, the offsets would be lost.
             "max_age": 0,
             "num_replicas": self._settings.replicas,
             "allow_direct": True,
@@ -367,9 +397,9 @@ class Topics:
         }
 
     async def _lay_floors(self, topic: Topic) -> None:
-        """So that a partition whose floor is missing belongs to another time.
+        """Store a floor for each partition, so that a missing floor means: a different stream.
 
-        Where this fails the floor is taken to be 0, after a look at the stream.
+        If this fails, the floor is taken to be 0, after a look at the stream.
         """
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -384,18 +414,18 @@ class Topics:
 
 
 async def publish_floor(streams: Streams, part: Part, floor: Floor, expected: int) -> int:
-    """Lay the floor if the one before it is still at `expected`; where it lies now.
+    """Store the floor if the one before it is still at `expected`; returns its sequence.
 
-    Raises what `Streams.publish` does.
+    Raises the same errors as `Streams.publish`.
     """
     headers = {EXPECTED: str(expected), ROLLUP: "sub"}
     return await streams.publish(part.floor, floor_to_bytes(floor), headers, TRY)
 
 
 async def probe(streams: Streams, part: Part, last: int) -> None:
-    """Store an empty message if the partition's last one is still at `last`; it goes by itself.
+    """Store an empty message if the partition's last one is still at `last`; it soon expires.
 
-    Raises what `Streams.publish` does.
+    Raises the same errors as `Streams.publish`.
     """
     headers = {
         EXPECTED: str(last),
@@ -420,31 +450,42 @@ _MOST = 512
 class Mark(NamedTuple):
     """The first of the partition's messages at or after `seq` begins with `offset`.
 
-    That stays true as long as the message is there: sequences and offsets only rise.
+    That stays true as long as the message is there: sequences and offsets only rise. `total` and
+    `newest` are the sums over the batches before it, -1 if they are not known for sure.
     """
 
     offset: int
     seq: int
+    total: int = -1
+    newest: int = -1
+
+    @property
+    def next(self) -> int:
+        """Where the batches before it end."""
+        return self.offset
 
 
 class Marks:
-    """Marks of one partition, sorted; every other one is forgotten when there are too many."""
+    """Marks of one partition, sorted; when there are too many, every other one is forgotten."""
 
     def __init__(self) -> None:
         self._sorted: list[Mark] = []
 
-    def add(self, offset: int, seq: int) -> None:
-        if self.at(offset) is not None:
+    def add(self, mark: Mark) -> None:
+        known = self.at(mark.offset)
+        if known is not None:
+            if known.total < 0 <= mark.total:
+                self._sorted[bisect_left(self._sorted, (mark.offset,))] = mark
             return
         if len(self._sorted) >= _MOST:
             del self._sorted[:-2:2]
-        insort(self._sorted, Mark(offset, seq))
+        insort(self._sorted, mark)
 
-    def at(self, offset: int) -> int | None:
-        """The sequence from which to look for a batch that begins with `offset`."""
+    def at(self, offset: int) -> Mark | None:
+        """The mark of this very offset."""
         at = bisect_left(self._sorted, (offset,))
         if at < len(self._sorted) and self._sorted[at].offset == offset:
-            return self._sorted[at].seq
+            return self._sorted[at]
         return None
 
     def around(self, offset: int) -> tuple[Mark | None, Mark | None]:

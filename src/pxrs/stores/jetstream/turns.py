@@ -1,16 +1,17 @@
-"""Takes turns: processes that append to the same partition stand in line, the oldest wish first.
+"""Takes turns: processes that append to the same partition stand in line, the oldest request first.
 
-A publish is refused when another came first. The one that was refused has to ask for the new end
-and is slower than the one that was not: left to themselves, the fastest goes on and the others try
-for nothing. So a process that was overtaken says on a subject of the partition that it waits, and
-since when; who hears it waits too, unless it has waited longer. When its turn comes it says so,
-appends what it has for a moment, and says that it is done.
+A publish is refused when another came first. The process that was refused has to ask for the new
+end and is slower than the one that was not: without turns, the fastest goes on and the others try
+in vain. So a process that was overtaken announces on a subject of the partition that it waits, and
+since when; processes that receive this wait too, unless they have waited longer. When its turn
+comes it announces that, appends for a moment, and announces that it is done.
 
-What is heard are hints. They decide who tries first, never what is stored: a publish still names
-the end that it was built for. One who dies in line is passed over when its word is no longer kept
-up, and no one waits in line for more than half of the time that an append may take.
+These messages are hints. They decide which process tries first, never what is stored: a publish
+still names the end for which it was built. A process that dies in line is passed over when it no
+longer repeats its message, and no process waits in line for more than half of the time that an
+append may take.
 
-Ages are sent, not times: no clocks are compared. On its way a word gets older, so others seem
+Ages are sent, not times: no clocks are compared. A message gets older on its way, so others seem
 younger than they are; two processes never each take the other for the older one.
 """
 
@@ -33,28 +34,28 @@ if TYPE_CHECKING:
 # How long a process may go on when it has appended once and others wait: asking for the end when a
 # turn begins takes as long as some appends.
 _TURN = 0.025
-# A turn ends when nothing more was appended for so long.
+# A turn ends when nothing more was appended for this long.
 _IDLE = 0.005
-# How long the word of one that waits counts; it is repeated in half that time.
+# How long the message of a waiting process counts; it is repeated in half that time.
 _COUNTS = 0.4
 # The longest that it may count: for one whose batches take their time on a slow link.
 _COUNTS_AT_MOST = 10.0
-# One whose turn it is was overtaken nevertheless: it comes back soon.
+# How long, at most, a process pauses that was overtaken although it is its turn.
 _SOON = 0.004
-# Words of more processes than this are not kept: somebody else's.
+# Messages of more processes than this are ignored: they probably do not come from pxrs.
 _MOST_OTHERS = 1000
 
 
 @dataclass
 class _Other:
-    """Another process in line: since when, and until when its word counts."""
+    """Another process in line: since when, and until when its message counts."""
 
     since: float
     until: float
 
 
 class Line:
-    """The processes that wait to append to one partition, as this one knows them.
+    """The processes that wait to append to one partition, as far as this process knows.
 
     Used under the partition's lock.
     """
@@ -70,13 +71,13 @@ class Line:
         self._since: float | None = None
         self._ends: float | None = None
         self._leaving: asyncio.TimerHandle | None = None
-        # How long this process's word should count.
+        # How long this process's message should count.
         self._counts = _COUNTS
 
     async def turn(self, since: float) -> bool:
-        """Wait, if others wait, until it is this process's turn. Whether others may have appended.
+        """Wait, if others wait, until it is this process's turn.
 
-        `since`: when what is to be appended was given.
+        Returns whether others may have appended. `since`: when the caller's append began.
         """
         self._stay()
         if self._since is not None:
@@ -90,9 +91,9 @@ class Line:
         return True
 
     async def overtaken(self, since: float, took: float) -> None:
-        """Another process was faster, while a try `took` so long: wait for a turn.
+        """Wait for a turn, because another process was faster than a try that `took` so long.
 
-        It is this one's turn if it was before.
+        If it was this process's turn, it still is.
         """
         self._counts = min(max(_COUNTS, 3 * took), _COUNTS_AT_MOST)
         if self._since is None:
@@ -102,7 +103,7 @@ class Line:
             await asyncio.sleep(CHANCE.uniform(0, _SOON))
 
     def rest(self) -> None:
-        """Nothing is to be appended just now: the turn ends soon, unless there is more."""
+        """Nothing more to append for now: the turn ends soon, unless another append comes."""
         if self._since is None:
             return
         left = min(_IDLE, self._turn_left())
@@ -113,14 +114,14 @@ class Line:
             self._leaving = asyncio.get_running_loop().call_later(left, self._leave)
 
     def quit(self) -> bool:
-        """Nothing more will be appended. Whether this process was in line."""
+        """Leave the line for good; returns whether this process was in it."""
         was_in_line = self._since is not None
         if was_in_line:
             self._leave()
         return was_in_line
 
     def hear(self, word: bytes) -> None:
-        """Take note of what another process says."""
+        """Note the message of another process."""
         now = _now()
         match word.split():
             case [b"done", name]:
@@ -134,7 +135,7 @@ class Line:
                     return
                 since = now - int(age[:9]) / 1000
                 if what == b"turn":
-                    # Whoever has waited longer waits until it is done.
+                    # Even processes that have waited longer wait until it is done.
                     since = -1.0
                 elif known is not None:
                     since = min(since, known.since)
@@ -201,7 +202,7 @@ class Turns:
     """The lines of all partitions that this process appends to."""
 
     def __init__(self, wire: Wire, hints: Callable[[str], str], timeout: float) -> None:
-        # `hints`: what the subjects of a topic begin with that are not stored.
+        # `hints`: the prefix of a topic's subjects under which nothing is stored.
         self._wire = wire
         self._hints = hints
         self._patience = timeout / 2
@@ -209,7 +210,7 @@ class Turns:
         self._lines: dict[str, dict[str, Line]] = {}
 
     async def line(self, where: LogPartition) -> Line:
-        """The partition's line. Who appends to a topic listens to all who do, from then on."""
+        """The partition's line. After the first call the process listens to the whole topic."""
         lines = self._lines.get(where.topic_id)
         if lines is None:
             lines = self._lines[where.topic_id] = {}
@@ -222,16 +223,16 @@ class Turns:
         return line
 
     async def forget(self, topic_id: str) -> None:
-        """The topic was dropped."""
+        """Forget a topic that was dropped."""
         if self._lines.pop(topic_id, None) is not None:
             await self._wire.ignore(self._subject(topic_id))
 
     async def close(self) -> None:
-        """Let the others go on."""
+        """Leave all lines, so that other processes go on."""
         lines = [line for those in self._lines.values() for line in those.values()]
         in_line = [line for line in lines if line.quit()]
         if in_line:
-            # What was said is on its way when the server answers what is asked after it.
+            # Wait for the server's answer to a later request: then the messages have reached it.
             await asyncio.sleep(0)
             await self._wire.settle()
 

@@ -1,9 +1,8 @@
 """Watches: the server announces every batch it has stored, by its headers alone.
 
 JetStream republishes each stored batch's headers on a subject of its own. They are hints: they
-wake readers, which then look at the stream. A hint is lost when the
-connection breaks, and perhaps right after subscribing in a cluster; so a slow look at the stream
-stands behind them.
+wake readers, which then look at the stream. A hint is lost when the connection breaks, and perhaps
+right after subscribing in a cluster; so the stream is also polled slowly.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 _POLL = 1.0
-# In a cluster the other servers hear of a new subscription a moment later.
+# In a cluster the other servers learn of a new subscription a moment later.
 _FIRST_LOOK = 0.1
 
 
@@ -46,14 +45,14 @@ class ChangeListener:
         self._topics = topics
         self._wakeups: Wakeups[LogPartition] = Wakeups(threading.RLock())
         self._heard: Counter[LogPartition] = Counter()
-        # The last sequence of each topic that is watched, as far as its watchers were told.
+        # For each watched topic, the last sequence for which its watches were woken.
         self._told: dict[str, int] = {}
         self._new = asyncio.Event()
         self._poll: asyncio.Task[None] | None = None
         streams.wire.on_reconnect = self.ring_all
 
     def watch(self, where: frozenset[LogPartition]) -> LogWatch:
-        """From any thread. Armed on return."""
+        """An armed watch. Any thread may call it."""
         watch = self._wakeups.watch(where.__contains__)
         try:
             self._run(self._listen(where))
@@ -63,12 +62,12 @@ class ChangeListener:
         return LogWatch(watch, partial(self._release, where))
 
     def _release(self, where: frozenset[LogPartition]) -> None:
-        """Forget a watch on these, which was closed. From any thread."""
+        """Forget a watch on these, which was closed. Any thread may call it."""
         with suppress(Closed):
             self._run(self._ignore(where))
 
     def ring_all(self) -> None:
-        """Something may have been missed."""
+        """Wake all watches, because a hint may have been missed."""
         self._wakeups.ring(list(self._heard))
 
     def close(self) -> None:
@@ -98,11 +97,11 @@ class ChangeListener:
                 await self._streams.wire.ignore(self._topics.hints(each))
 
     def _on_hint(self, where: LogPartition, message: Msg) -> None:
-        """Wake who waits. Offsets in the headers are not believed: any program can send them."""
+        """Wake the watches. Offsets in the headers are not used: any program can send them."""
         headers = message.headers or {}
         topic = self._topics.known(where.topic_id)
         seq = headers.get(SEQUENCE, "")
-        # A topic that was made again has the same subject; its batches are not the old one's.
+        # A topic that was made again has the same hint subject, but other batches.
         if (
             topic is not None
             and seq.isascii()

@@ -1,8 +1,8 @@
 """The connection to NATS: requests that fail at once when it breaks, and hints that come by it.
 
 nats-py leaves a request whose connection broke to its timeout. Here every request waits for its
-answer or for the loss of the connection, whichever is first, and says whether it may have
-reached a server.
+answer or for the loss of the connection, whichever is first, and the error shows whether it may
+have reached a server.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _NO_RESPONDERS = "503"
 _PAUSE = 0.2
 _PING_EVERY = 1.5
 _PING_PATIENCE = 4
-# Nothing has moved for so long when an answer is overdue: it is not waited for.
+# If no byte has moved for this long when an answer is overdue, stop waiting for it.
 _SILENCE = 1.0
 
 
 class NotSent(Exception):  # noqa: N818 - not an error by itself: it is tried again
-    """The request reached no server: no connection, or none that answers such requests."""
+    """The request reached no server: there is no connection, or no server answers such requests."""
 
 
 class NoAnswer(Exception):  # noqa: N818
@@ -48,7 +48,7 @@ class NoAnswer(Exception):  # noqa: N818
 
 
 class ApiError(Exception):
-    """JetStream refused. `err_code` tells why."""
+    """JetStream refused. `err_code` is the reason."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(f"{description} ({err_code})")
@@ -73,7 +73,7 @@ class Reply(msgspec.Struct):
 
 
 class _Call:
-    """A request under way. `many`: answers come until one with a status."""
+    """A request under way. `many`: several answers come, the last one with a status."""
 
     def __init__(self, many: bool) -> None:
         self.done: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
@@ -86,7 +86,7 @@ class _Call:
 
     def take(self, message: Msg) -> None:
         if self.done.done():
-            # After an election two servers may answer: the leader, and one that was.
+            # After an election two servers may answer: the new leader and the old one.
             return
         self._answers.append(message)
         ended = not self._many or status_of(message) is not None
@@ -99,26 +99,26 @@ class _Call:
 
 
 def status_of(message: Msg) -> str | None:
-    """The status of a message that the server itself made, None for a client's."""
+    """The status of a message that the server itself made; None for a client's message."""
     return message.headers.get(_STATUS) if message.headers else None
 
 
 class _NoTls(nats.errors.Error):
-    """The server did not offer what the settings demand."""
+    """The server did not offer TLS, which the settings demand."""
 
 
 class _TlsClient(Client):
-    """nats-py's client, which says nothing to a server before TLS is on.
+    """nats-py's client, changed to send nothing to a server before TLS is on.
 
-    By itself it leaves TLS to the server's greeting, which anyone on the way can change, and
-    then sends the password in the clear.
+    Unchanged, it uses TLS only if the server's greeting asks for it, which anyone on the way can
+    change, and then sends the password in the clear.
     """
 
     def _connect_command(self) -> bytes:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is None or writer.get_extra_info("ssl_object") is None:
             raise _NoTls(
-                "its greeting does not ask for TLS, and tls=true was asked for; configure TLS on "
+                "its greeting does not ask for TLS, but the URL has tls=true; configure TLS on "
                 "the server, or find out who answers in its place"
             )
         command: bytes = super()._connect_command()
@@ -128,8 +128,8 @@ class _TlsClient(Client):
 class Wire:
     """One connection, made again whenever it breaks. Used in its loop's thread only.
 
-    nats-py's own reconnecting is off: it waits for a silent connection to take what it can't
-    send any more, and leaves the sockets of failed attempts open.
+    nats-py's own reconnecting is off: it waits for a silent connection to accept data that can no
+    longer be sent, and leaves the sockets of failed attempts open.
     """
 
     def __init__(self, settings: NatsSettings) -> None:
@@ -147,10 +147,12 @@ class Wire:
         self._subscriptions: dict[str, Subscription] = {}
         self._closed = False
         self.max_payload = 0
+        # How many connections there were: a server that lost something was away before.
+        self.connections = 0
         self.on_reconnect: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
-        """Connect; `StoreUnavailable` if that can't be done now."""
+        """Connect; raises `StoreUnavailable` if that can't be done now."""
         if not await self._connect_to_one():
             why = self._last_error
             places = ", ".join(self._settings.hosts)
@@ -165,15 +167,19 @@ class Wire:
         headers: Mapping[str, str] | None = None,
         *,
         many: bool = False,
+        connection: int | None = None,
     ) -> list[Msg]:
-        """The answers; one, or with `many` all up to and including one that has a status.
+        """Send a request; returns one answer, or with `many` all up to the one with a status.
 
-        Raises `NotSent` if no server got it, `NoAnswer` if one may have. `timeout` counts from when
-        the server has got it, or from the last of many answers, however slow the link is.
+        Raises `NotSent` if no server got it, or if this is not the `connection` that is meant any
+        more; `NoAnswer` if one may have. `timeout` counts from when the server has got it, or from
+        the last of many answers, however slow the link is.
         """
         client = self._client
         if client is None or not self._up.is_set():
             client = await self._wait_until_up(timeout)
+        if connection not in (None, self.connections):
+            raise NotSent("the connection is another one now")
         token = str(next(self._tokens))
         call = self._calls[token] = _Call(many)
         try:
@@ -191,11 +197,11 @@ class Wire:
         return answers
 
     async def _answers(self, client: Client, call: _Call, timeout: float) -> list[Msg]:
-        """Wait until they have come, or can't be on the link any more.
+        """Wait until the answers have come, or can no longer be on the link.
 
-        The answer to a ping says that the server has got the request, and that what it had for us
-        has come. If that takes its time, the request gets its time from then on. The second ping
-        says that an answer of that time would have come, too.
+        The answer to a ping shows that the server has got the request, and that all it had sent by
+        then has arrived. If that takes long, the request gets its whole time again from then on.
+        The second ping shows that an answer of that time would have arrived, too.
         """
         now = asyncio.get_running_loop().time
         for _ in range(2):
@@ -209,7 +215,7 @@ class Wire:
                     is_alive = await link.answers(client, _SILENCE, call.done)
                 except (nats.errors.Error, OSError):
                     is_alive = False
-                # nats-py's pings overtake what it has not handed to the system yet.
+                # nats-py's pings overtake data that it has not handed to the system yet.
                 is_idle = now() - asked < timeout / 4 and not client.pending_data_size
                 if not call.done.done() and (not is_alive or is_idle):
                     break
@@ -218,7 +224,7 @@ class Wire:
         raise NoAnswer(f"no answer within {timeout:g} s")
 
     def tell(self, subject: str, payload: bytes) -> None:
-        """Say something to whoever listens now; lost if there is no connection."""
+        """Publish a message to the present subscribers; lost if there is no connection."""
         if self._client is not None and self._up.is_set():
             self._start(self._tell(self._client, subject, payload))
 
@@ -229,7 +235,7 @@ class Wire:
             _LOG.debug("telling %s: %s", subject, error)
 
     def server_info(self) -> dict[str, Any]:
-        """The server's description of itself, from when it was connected to."""
+        """The server's description of itself, as it was sent when the connection was made."""
         return dict(self._client._server_info) if self._client is not None else {}
 
     async def listen(self, subject: str, hint: Callable[[Msg], None]) -> None:
@@ -239,7 +245,7 @@ class Wire:
             await self._subscribe(self._client, subject)
 
     async def ignore(self, subject: str) -> None:
-        """No more of this subject."""
+        """Stop listening to this subject."""
         self._hints.pop(subject, None)
         subscription = self._subscriptions.pop(subject, None)
         if subscription is not None and self._up.is_set():
@@ -249,7 +255,7 @@ class Wire:
                 _LOG.debug("unsubscribing %s: %s", subject, error)
 
     async def settle(self) -> None:
-        """Until the server has seen what was sent before, or nothing moves any more."""
+        """Wait until the server has got everything that was sent, or no byte moves any more."""
         if self._client is not None and self._up.is_set():
             try:
                 await link.answers(self._client, _SILENCE)
@@ -267,7 +273,7 @@ class Wire:
     # Connecting
 
     async def _connect_to_one(self) -> bool:
-        """Connect to the first server that can be reached, in any order."""
+        """Connect to the first server that can be reached, in random order."""
         for server in CHANCE.sample(self._servers, len(self._servers)):
             client = Client() if self._settings.tls is None else _TlsClient()
             try:
@@ -284,7 +290,7 @@ class Wire:
         return False
 
     def _better_reason(self, client: Client, error: Exception) -> Exception:
-        """Why it really failed: nats-py's last error often only says that it gave up."""
+        """The real reason of a failure: nats-py's last error is often only that it gave up."""
         noted = self._last_error
         if isinstance(noted, nats.errors.AuthorizationError):
             return noted
@@ -324,12 +330,13 @@ class Wire:
         self._learn_servers(client)
         self.max_payload = int(client.max_payload)
         self._client = client
+        self.connections += 1
         self._up.set()
 
     def _learn_servers(self, client: Client) -> None:
-        """The other nodes of the cluster, as the server tells them."""
+        """Learn the other nodes of the cluster, which the server announces."""
         if self._settings.tls:
-            return  # Their names in certificates are not known.
+            return  # The names in their certificates are not known.
         for found in client.discovered_servers:
             if found.netloc not in self._servers:
                 self._servers.append(found.netloc)
@@ -363,7 +370,7 @@ class Wire:
     # Losing and mending
 
     def _lose(self, client: Client) -> None:
-        """This connection is over; begin another."""
+        """Give up this connection and begin another."""
         if client is not self._client or not self._up.is_set():
             return
         self._up.clear()
@@ -378,7 +385,7 @@ class Wire:
         self.on_reconnect()
 
     async def _watch_over(self) -> None:
-        """A connection that says nothing any more has to be noticed by asking."""
+        """Ping now and then: only that shows that a silent connection is dead."""
         while True:
             await asyncio.sleep(_PING_EVERY)
             client = self._client
@@ -393,10 +400,10 @@ class Wire:
                 self._lose(client)
 
     async def _discard(self, client: Client) -> None:
-        """Close without waiting for what can't be sent any more.
+        """Close without waiting for data that can no longer be sent.
 
-        nats-py has no way to do that: closing waits until all was taken. So the socket under
-        it is closed first.
+        nats-py has no way to do that: closing waits until all data was accepted. So the socket
+        under it is closed first.
         """
         writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
         if writer is not None:
@@ -419,7 +426,7 @@ class Wire:
 
 
 def _security(settings: NatsSettings) -> dict[str, Any]:
-    """Credentials as nats-py wants them. Bad files are refused now, not at a reconnect."""
+    """Credentials in nats-py's form. Bad files are refused now, not at a reconnect."""
     options: dict[str, Any] = {}
     for option, file in (("user_credentials", settings.credentials), ("nkeys_seed", settings.nkey)):
         if file is not None:

@@ -1,1 +1,1 @@
-"""All stores in one process's memory: the dumb twin that the other engines are judged by."""
+"""All stores in one process's memory: the simple reference for the other engines."""

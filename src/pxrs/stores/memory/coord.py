@@ -20,15 +20,15 @@ LIMITS = Limits(operations=128, value_bytes=1_100_000)
 
 @runtime_checkable
 class SteppedClock(Clock, Protocol):
-    """A clock that is moved by hand and tells when it was."""
+    """A clock that is moved by hand and notifies subscribers of it."""
 
     def subscribe(self, moved: Callable[[], object]) -> Callable[[], None]:
-        """Have `moved` called after every move; returns what ends that."""
+        """Call `moved` after every move; returns a function that ends the subscription."""
         ...
 
 
 class MemoryCoord:
-    """A `CoordStore`. Versions are one revision that rises with every commit."""
+    """A `CoordStore`. Its versions come from one revision that rises with every commit."""
 
     limits = LIMITS
 
@@ -86,7 +86,7 @@ class MemoryCoord:
 
     def session(self, ttl: float) -> MemorySession:
         if not 0 < ttl < math.inf:
-            raise InvalidRequest(f"a session can't live {ttl} seconds")
+            raise InvalidRequest(f"a session's ttl must be a positive number of seconds, got {ttl}")
         with self._lock:
             now = self._begin()
             lease = Lease(f"s{next(self._session_numbers)}", now + ttl)
@@ -125,11 +125,11 @@ class MemoryCoord:
         return session_id in self._leases
 
     def on_session_end(self, told: Callable[[str], None]) -> None:
-        """Have `told` called, under the lock, with the id of every session that ends."""
+        """Call `told`, under the lock, with the id of every session that ends."""
         self._ended.append(told)
 
     def settle(self) -> float | None:
-        """End sessions that are past their time; the seconds until there may be another.
+        """End sessions that are past their time; returns the seconds until the next may be.
 
         None if there is nothing to wait for, or if the clock itself will call again.
         """
@@ -146,7 +146,7 @@ class MemoryCoord:
     def examine(
         self, checks: Sequence[Check], writes: Sequence[Write]
     ) -> dict[str, Versioned | None]:
-        """The checked records that are not as expected. Under the lock.
+        """Return the checked records that are not as expected. Under the lock.
 
         Raises `SessionLost` when a put names a session that has ended.
         """
@@ -157,7 +157,7 @@ class MemoryCoord:
         return failed_checks(checks, self._records)
 
     def apply(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Do the writes, which `examine` let pass; the new versions. Under the lock."""
+        """Do the writes, which `examine` let pass; returns the new versions. Under the lock."""
         self._revision += 1
         versions = {}
         for write in writes:

@@ -1,4 +1,4 @@
-"""The log in one process's memory: as strict as the others, gone with the process."""
+"""The log in one process's memory: as strict as the other engines, gone with the process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryLog:
 
     def create(self, topic_id: str, partitions: int) -> None:
         if partitions < 1:
-            raise InvalidRequest(f"{partitions} partitions: a topic has at least one")
+            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
         with self._lock:
             self._refuse_when_closed()
             held = self._topics.setdefault(topic_id, [MemoryPartition() for _ in range(partitions)])
@@ -104,7 +104,7 @@ class MemoryLog:
         return held[where.partition]
 
     def place(self, where: LogPartition, batch: Batch) -> Appended:
-        """Append one batch or raise, and wake who waits for it. Under the lock."""
+        """Append one batch or raise, and wake the partition's watches. Under the lock."""
         validate_batch(batch)
         appended = self.find(where).append(batch)
         self._wakeups.ring((where,))
@@ -129,14 +129,14 @@ class MemoryLog:
 
 
 class Kept(NamedTuple):
-    """A batch and what retention needs to know of it."""
+    """A batch, and the values that retention needs."""
 
     stored: StoredBatch
     max_timestamp: int
 
 
 class MemoryPartition:
-    """Batches in order. `end` only rises, so no offset is given twice."""
+    """Batches in order. `end` only rises, so no offset is used twice."""
 
     def __init__(self) -> None:
         self.batches: list[Kept] = []
@@ -149,7 +149,7 @@ class MemoryPartition:
         return Bounds(start, self.end)
 
     def append(self, batch: Batch) -> Appended:
-        """Add the batch at the end, unless its producer's state says otherwise."""
+        """Add the batch at the end, unless its producer's state forbids it."""
         if batch.producer_id >= 0:
             verdict = judge(self._producers.get(batch.producer_id), batch, self.end)
             if isinstance(verdict, Duplicate):

@@ -74,8 +74,8 @@ class MemoryQueues:
         self._coord = coord
         self._clock = clock
         self._queues: dict[str, WorkQueue] = {}
-        # By session, what became of its units: done, or given up. It outlives the session: nobody
-        # has many of them in one process.
+        # By session, the outcome of its units: done, or given up. They outlive the session: one
+        # process does not have many of them.
         self._outcomes: defaultdict[str, dict[str, Outcome]] = defaultdict(dict)
         self._wakeups: Wakeups[str] = Wakeups(lock, coord.settle)
         self._closed = False
@@ -135,7 +135,7 @@ class MemoryQueues:
             return Taken(items, self._due(found, holder), suspect)
 
     def _choose(self, queue: WorkQueue, wish: Wish, now_ms: int) -> Picked[QueueItem]:
-        """Chooses what to hand out. Used-up items are buried, and others may show then."""
+        """Chooses items to hand out. Buries used-up items, after which others may show."""
         holder, count, most, suspects = wish
         while True:
             candidates = queue.candidates(holder, count, now_ms)
@@ -160,7 +160,7 @@ class MemoryQueues:
             }
             for _, item in items:
                 item.lock_until = until
-            # Who waits was told of a later time, or of none.
+            # Waiting threads know a later time, or none.
             self._wakeups.ring(sooner)
 
     def apply(self, change: QueueChange) -> list[int | None]:
@@ -169,7 +169,7 @@ class MemoryQueues:
             return self.place(change)
 
     def examine(self, change: QueueChange) -> None:
-        """Raise what keeps the change from being applied. Under the lock."""
+        """Raise the error that keeps the change from being applied, if any. Under the lock."""
         self._begin()
         validate_change(change, LIMITS)
         self._refuse_given_up(change.holder.session, change.unit)
@@ -181,7 +181,7 @@ class MemoryQueues:
                 validate_for(self._queues[item.queue].info, item)
 
     def place(self, change: QueueChange) -> list[int | None]:
-        """Do what `examine` let pass. Under the lock."""
+        """Apply a change that `examine` let pass. Under the lock."""
         now_ms = self._clock.wall_ms()
         for queue, item in self._held_items(change.holder, change.remove):
             queue.remove(item, now_ms)
@@ -391,7 +391,7 @@ class MemoryQueues:
                 queue.give_back(item, now_ms)
 
     def _due(self, queue: WorkQueue, holder: Holder | None = None) -> float | None:
-        """In how many seconds there may be something to take that is not there now."""
+        """In how many seconds there may be something to take that can't be taken now."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         shows = [visible_ms for visible_ms, _ in queue.delayed[:1]]
         shows += queue.due_behind(holder) if holder is not None else []

@@ -1,6 +1,6 @@
 """All stores in one process's memory: for tests, simulations and single-process programs.
 
-As strict as the engines it stands in for. One lock guards everything, so a commit over
+As strict as the engines that it stands in for. One lock guards everything, so a commit over
 several stores needs no machinery of its own.
 """
 
@@ -22,9 +22,9 @@ from pxrs.stores.memory.queues import MemoryQueues
 
 
 def open_memory(name: str) -> Stores:
-    """Stores of this process: new ones without a name, else those that all of the name share.
+    """Stores of this process: new ones without a name; with a name, shared by all who open it.
 
-    Named stores are gone when the last who opened them has closed.
+    Named stores are gone when their last handle is closed.
     """
     return _NAMED.open(name) if name else MemoryStores()
 
@@ -41,7 +41,7 @@ class MemoryStores:
 
     def atomic(self, connection: Any = None) -> MemoryAtomic:
         if connection is not None:
-            raise NotAtomic("the memory store has no connections; it can't commit on yours")
+            raise NotAtomic("the memory store can't commit on a connection; pass none")
         return MemoryAtomic(self)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One transaction across coordination, queues and the caller's own tables.
 
-Callers work through SQLAlchemy: on a session or connection of their own, or on one of pxrs'. What
-pxrs sends goes through the same connection, so that SQLAlchemy learns when it is lost.
+Callers work through SQLAlchemy: on a session or connection of their own, or on one of pxrs. pxrs
+sends its own statements through the same connection, so that SQLAlchemy notices when it is lost.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pxrs.stores.mysql.queues.store import SqlQueues
 from pxrs.stores.wakeups import KEY
 from pxrs.types import Batch, Conflict, LogPartition
 
-# Which server, and which database of it, whatever name it was reached by.
+# Identifies the server and the database, whatever name they were reached by.
 _WHERE = "SELECT @@hostname, @@port, @@datadir, DATABASE()"
 _WHERE_ON_ORACLE = """SELECT SYS_CONTEXT('USERENV', 'DB_UNIQUE_NAME'),
     SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL"""
-# Whether each statement is committed by itself, whether a transaction has begun, what it sees.
+# Whether each statement is committed by itself, whether a transaction has begun, its isolation.
 _STATE_ON_MARIADB = "SELECT @@autocommit, @@in_transaction, @@tx_isolation"
 _STATE_ON_MYSQL = "SELECT @@autocommit, NULL, @@transaction_isolation"
-# A flag of every answer: SERVER_STATUS_IN_TRANS.
+# A flag in every answer of the server: SERVER_STATUS_IN_TRANS.
 _IN_TRANSACTION = 1
 _OR_THE_SERVER = (
     "DDL ends a transaction, too, and the server itself ends that of a deadlock's victim: let such "
@@ -61,20 +61,20 @@ class Alchemy:
             self._engine.dialect.initialize(connection)
 
     def _refuse_another(self) -> Any:
-        # SQLAlchemy would go on with it where one is lost, outside of the transaction.
+        # If one is lost, SQLAlchemy would go on with a new one, outside of the transaction.
         raise StoreUnavailable(f"{self._database.place}: the connection of this block was lost")
 
     @contextmanager
     def lend(self) -> Iterator[sqlalchemy.Connection]:
-        """A connection of pxrs' for one block. What the block leaves open is rolled back."""
+        """A connection of pxrs for one block. A transaction left open by the block is undone."""
         with self._database.for_block() as ours, self.around(ours.driver) as connection, connection:
             yield connection
 
     @contextmanager
     def around(self, driver: Any) -> Iterator[sqlalchemy.Connection]:
-        """One around a connection of the caller's, which is neither ended nor closed.
+        """A SQLAlchemy connection around one of the caller's, which is neither ended nor closed.
 
-        Closing SQLAlchemy's own would roll back; what it got from its pool is given back instead.
+        Closing the SQLAlchemy connection would roll back; so its pool entry is given back instead.
         """
         pool = StaticPool(lambda: _PlainCursors(driver), reset_on_return=None)
         proxied = pool.connect()
@@ -85,7 +85,7 @@ class Alchemy:
 
 
 class _PlainCursors:
-    """A connection of PyMySQL whose rows are tuples, whatever its owner has them made of."""
+    """A connection of PyMySQL whose rows are tuples, whatever cursor class its owner has set."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -152,7 +152,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
 
     A Session or a Connection of SQLAlchemy can be lent; those, or a connection of PyMySQL, joined.
 
-    What was collected is applied last, so no row of pxrs is locked while the caller works.
+    The collected changes are applied last, so no row of pxrs is locked while the caller works.
     Messages are kept elsewhere, and can't be part of it.
     """
 
@@ -164,7 +164,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
         self._database = coord.database
         self._queues = queues
         self._alchemy = alchemy
-        # Whether plain reads show what was there when the caller's transaction began.
+        # Whether plain reads show the state at the beginning of the caller's transaction.
         self._has_snapshot = False
         self._transaction: Any = None
         self._held = ExitStack()
@@ -216,7 +216,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
         return connection
 
     def _around(self, driver: Any) -> sqlalchemy.Connection:
-        """SQLAlchemy's connection around one of the driver, for statements of ours."""
+        """SQLAlchemy's connection around one of the driver, for statements of pxrs."""
         if not self.joined or not isinstance(driver, pymysql.Connection):
             raise NotAtomic(
                 "this store commits on SQLAlchemy's sessions and connections, and joins those and "
@@ -225,7 +225,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
         return self._held.enter_context(self._alchemy.around(driver))
 
     def _look_at(self, connection: sqlalchemy.Connection, loan: Loan) -> None:
-        """Find out what state the caller's transaction is in. It has to be one in this database."""
+        """Find out the state of the caller's transaction; raise if it is in another database."""
         database, ours = self._database, self._on(connection)
         where = _WHERE_ON_ORACLE if database.is_oracle else _WHERE
         names = ("oracle",) if database.is_oracle else ("mysql", "mariadb")
@@ -238,7 +238,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
             state = _STATE_ON_MARIADB if database.is_mariadb else _STATE_ON_MYSQL
             ((autocommits, begun, level),) = ours.rows(state)
             self._has_snapshot = level != "READ-COMMITTED"
-        # MySQL tells with every answer whether something was begun.
+        # MySQL reports with every answer whether a transaction has begun.
         is_begun = getattr(driver, "server_status", 0) & _IN_TRANSACTION if begun is None else begun
         if self.joined and autocommits and not is_begun:
             raise no_transaction("with connection.begin()")
@@ -268,7 +268,7 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
         validate(self._checks, self._writes)
 
     def _apply(self, connection: sqlalchemy.Connection) -> None:
-        """Locks in order: the holder's session, records, the revision, queues, items."""
+        """Apply it all. Locks in order: the holder's session, records, revision, queues, items."""
         ours, changing, latest = self._on(connection), None, self._has_snapshot
         try:
             if self._change is not None:
@@ -283,10 +283,12 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
                 self._applied = changing.run()
                 self.queued = self._applied.numbers
         except Raced as error:
-            raise TransactionConflict(f"another process made the same just now: {error}") from error
+            raise TransactionConflict(
+                f"another process created the same record or queue just now: {error}"
+            ) from error
 
     def _run(self, connection: sqlalchemy.Connection, statement: str) -> None:
-        # Oracle releases none: there one that is gone can't be told from one that is there.
+        # Oracle can't release savepoints, so a lost one can't be distinguished from a present one.
         if not (self._database.is_oracle and statement.startswith("RELEASE")):
             self._on(connection).run(statement)
 

@@ -1,10 +1,10 @@
-"""Watches: commits of this process ring at once, those of others are looked for.
+"""Watches: commits of this process wake them at once, those of other processes by polling.
 
-These databases announce no changes. One thread per store asks for the revision, often while things
+These databases announce no changes. One thread per store polls the revision, often while things
 change and four times a second when they don't. It starts with the first watch.
 
-Whatever goes wrong in the thread, it goes on: those who wait would never learn that it had ended.
-After trouble all of them are woken.
+Whatever goes wrong in the thread, it goes on: waiting callers would never learn of its end. After
+an error it wakes all watches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LATE = 0.25
 
 
 class ChangeListener:
-    """All watches of one store; ends the sessions that it finds to be over."""
+    """Wakes the watches of one store; ends the sessions that it finds to be over."""
 
     def __init__(self, database: Database, sessions: Sessions) -> None:
         self._database = database
@@ -38,13 +38,13 @@ class ChangeListener:
         self._is_looking = False
         self._pause = _SOON
         self._seen: tuple[int, int] | None = None
-        # Of each queue that is watched: its number, and how often it has changed.
+        # For each queue that is watched: its number, and how often it has changed.
         self._seen_queues: dict[str, tuple[int, int] | None] = {}
         self._queue_lock = threading.Lock()
         database.origin.on_fork(self._abandon)
 
     def watch(self, kind: str, names: Collection[str]) -> LocalWatch:
-        """Armed on return: what is committed from now on is after what is seen here."""
+        """A watch, armed on return: the state before it is known, so any later commit wakes it."""
         watch = self._wakeups[kind].watch(Wanted(kind, names))
         try:
             self._start()
@@ -65,13 +65,13 @@ class ChangeListener:
                 self._is_looking = True
 
     def ring(self, kind: str, names: Collection[str]) -> None:
-        """These were changed by this process; or there may be something to take from them."""
+        """Wake the watches of these: this process changed them, or items may have become free."""
         if names:
             self._wakeups[kind].ring([kind + name for name in names])
             self._look_soon()
 
     def ring_all(self) -> None:
-        """Anything may have changed."""
+        """Wake all watches: anything may have changed."""
         self._wake_all()
         self._look_soon()
 
@@ -80,7 +80,7 @@ class ChangeListener:
             wakeups.wake(lambda wants: True)
 
     def _look_soon(self) -> None:
-        # A loop that does not run would keep every call of `wake`.
+        # A loop that does not run would keep every wake-up.
         if self._is_looking:
             self._loop.wake()
 
@@ -102,7 +102,7 @@ class ChangeListener:
         self._stop.set()
 
     def _step(self) -> float | None:
-        # What is committed one after the other is looked at together.
+        # This pause lets one look find several commits.
         if self._stop.wait(_SOON):
             return None
         try:
@@ -110,14 +110,14 @@ class ChangeListener:
             changed = self._look_at_queues() or changed
             self._pause = _SOON if changed else min(2 * self._pause, _LATE)
         except Exception:  # noqa: BLE001 - see above: the thread must go on
-            # What happens meanwhile is not known: everybody looks for themselves.
+            # Changes may be missed meanwhile: the next look wakes all watches.
             self._seen = None
             self._sessions.observer.out_of_touch()
             self._pause = _LATE
         return self._pause
 
     def _look(self) -> bool:
-        """Ring for what has changed since the last look; whether anything had."""
+        """Wake watches of what changed since the last look; returns whether anything did."""
         sent = self._sessions.clock.monotonic()
         ((revision, removals, suspects),) = self._database.read(sql.LOOK)
         if suspects:
@@ -126,7 +126,8 @@ class ChangeListener:
             self._sessions.observer.judge((), sent)
         before, self._seen = self._seen, (revision, removals)
         if before is None or before[1] != removals or revision < before[0]:
-            # A record is gone, or a session with what it held; or a crash has taken commits.
+            # A record is gone, or a session with what it held; or a crash of the server has lost
+            # commits.
             self._wake_all()
             return True
         if before[0] != revision:
@@ -135,7 +136,7 @@ class ChangeListener:
         return before != self._seen or bool(suspects)
 
     def _look_at_queues(self) -> bool:
-        """Ring for the queues that have changed since they were last looked at."""
+        """Wake watches of queues that changed since the last look; returns whether any did."""
         found = self._read_queues({word[1:] for word in named(self._wakeups[QUEUE].wanted())})
         with self._queue_lock:
             before, self._seen_queues = self._seen_queues, found

@@ -1,7 +1,7 @@
-"""One connection: runs statements and gives rows. Raises errors of pxrs (`failures.py`).
+"""One connection: runs statements and returns rows. Raises errors of pxrs (`failures.py`).
 
-Statements are text as MariaDB and MySQL take it, with `%(name)s` for values. `oracle.py` says them
-in Oracle's words.
+Statements are text as MariaDB and MySQL take it, with `%(name)s` for values. `oracle.py` translates
+them for Oracle.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Dialect(NamedTuple):
     """How a driver takes a statement that is written for MariaDB, with values by name."""
 
     render: Callable[[str], str]
-    # What stands for a value; with its number, if the driver wants that.
+    # The placeholder of a value; with its number, if the driver wants that.
     mark: str
     # The names of values that are sent as bytes.
     as_bytes: Container[str] = ()
 
     def one(self, statement: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-        """The text with a mark for each value, several for a list, and the values in order."""
+        """The text with a placeholder for each value, several for a list; the values in order."""
         before, *rest = _split(self.render(statement))
         parts, found = [before], list[Any]()
 
@@ -53,7 +53,7 @@ class Dialect(NamedTuple):
     def many(
         self, statement: str, rows: Sequence[Mapping[str, Any]]
     ) -> tuple[str, list[list[Any]]]:
-        """The same for each of the rows. None of their values is a list."""
+        """The same for many rows. None of their values is a list."""
         names = _split(self.render(statement))[1::2]
         found = [[self._sent(name, row[name]) for name in names] for row in rows]
         return self.one(statement, rows[0])[0], found
@@ -67,7 +67,7 @@ class Dialect(NamedTuple):
 class Connection:
     """Runs statements on a driver's connection. Rows are tuples, keys are text.
 
-    Raises errors of pxrs; `Raced` where a record is there already.
+    Raises errors of pxrs; `Raced` if a record exists already.
     """
 
     def __init__(self, driver: Any, place: str, dialect: Dialect) -> None:
@@ -76,7 +76,7 @@ class Connection:
         self._dialect = dialect
 
     def rows(self, statement: str, **values: Any) -> list[Row]:
-        """Run a query; its rows."""
+        """Run a query; returns its rows."""
         with self._translating(), self._cursor() as cursor:
             cursor.execute(*self._dialect.one(statement, values))
             # Oracle can't lock rows and limit them at once: there they are locked as fetched.
@@ -85,25 +85,25 @@ class Connection:
             return _with_text_keys(cursor.description, found)
 
     def value(self, statement: str, **values: Any) -> Any:
-        """Run a query; the first column of its first row, or None if there is none."""
+        """Run a query; returns the first column of its first row, or None if there is none."""
         found = self.rows(statement, **values)
         return found[0][0] if found else None
 
     def run(self, statement: str, **values: Any) -> int:
-        """Run a statement that changes something; how many rows it found."""
+        """Run a statement that changes something; returns how many rows it matched."""
         with self._translating(), self._cursor() as cursor:
             cursor.execute(*self._dialect.one(statement, values))
             return int(cursor.rowcount)
 
     def rows_in(self, statement: str, **values: Any) -> list[Row]:
-        """As `rows`, a thousand values at a time of those that come as lists.
+        """As `rows`, but sends values that are lists in pieces of a thousand.
 
-        Nothing is sent where they are empty. Tuples are sent whole.
+        If the lists are empty nothing is sent. Tuples are sent whole.
         """
         return [row for some in _in_pieces(values) for row in self.rows(statement, **some)]
 
     def run_in(self, statement: str, **values: Any) -> int:
-        """As `run`, a thousand values at a time of those that come as lists."""
+        """As `run`, but sends values that are lists in pieces of a thousand."""
         return sum(self.run(statement, **some) for some in _in_pieces(values))
 
     def run_many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -113,7 +113,7 @@ class Connection:
                 cursor.executemany(*self._dialect.many(statement, rows))
 
     def last_row(self, statements: str, values: Sequence[Any]) -> Row:
-        """Send several statements at once; the row of the last. One that fails ends them all."""
+        """Send several statements at once; returns the row of the last. A failure ends them all."""
         with self._translating(), self._cursor() as cursor:
             cursor.execute(statements, values)
             row = cursor.fetchone()
@@ -122,7 +122,7 @@ class Connection:
             return tuple(row)
 
     def commit(self) -> None:
-        """Raises `OutcomeUnknown` if no answer comes."""
+        """Commit; raises `OutcomeUnknown` if no answer comes."""
         try:
             with self._translating():
                 self.driver.commit()
@@ -134,7 +134,7 @@ class Connection:
             self.driver.rollback()
 
     def _cursor(self) -> AbstractContextManager[Any]:
-        """A cursor whose rows are tuples, whatever a caller's connection makes of them."""
+        """A cursor whose rows are tuples, whatever the caller's connection is set to."""
         is_pymysql = isinstance(self.driver, pymysql.Connection)
         found: AbstractContextManager[Any] = self.driver.cursor(*[Cursor] if is_pymysql else [])
         return found
@@ -162,8 +162,8 @@ def _split(statement: str) -> list[str]:
     return _PLACE.split(statement)
 
 
-# Keys are bytes in the database (see `sql/tables.sql`), text here. They are sent as bytes, whatever
-# character set a caller's connection has.
+# Keys are bytes in the database (see `sql/tables.sql`) and text here. They are sent as bytes,
+# because a caller's connection may have any character set.
 _KEYS = {
     "first", "item_key", "key", "keys", "lane", "lanes", "last", "name", "names", "seen_key", "tx",
     "units",

@@ -1,7 +1,7 @@
 """CoordStore on SQL: a commit locks what it checks and writes, then checks, then writes.
 
 Rows are locked in one order, sessions before records before the revision, each sorted. A commit
-that meets a deadlock all the same, through statements that are not pxrs', runs again.
+that meets a deadlock all the same, because of other programs' statements, runs again.
 
 On MariaDB and MySQL most commits take one round trip: see `one_trip.py`.
 """
@@ -117,7 +117,7 @@ def commit(
     *,
     latest: bool = False,
 ) -> Committed | Conflict:
-    """One commit inside a transaction. `latest`: that is the caller's, with an old snapshot."""
+    """One commit inside a transaction. `latest`: the caller's, which may have an old snapshot."""
     _require_sessions(connection, writes)
     keys = sorted({check.key for check in checks} | {write.key for write in writes})
     rows = {row[0]: row for row in connection.rows_in(sql.LOCK_RECORDS, keys=keys)}
@@ -165,6 +165,6 @@ def _write(connection: Connection, writes: Sequence[Write], there: set[str]) -> 
 
 
 def _record(row: Row) -> Versioned:
-    """Oracle takes no bytes at all for NULL."""
+    """A row as a record. Oracle returns an empty value as NULL."""
     name, body, version, session = row
     return Versioned(name, body or b"", version, session)

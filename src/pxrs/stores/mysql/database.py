@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 # A process frozen inside a transaction must not hold a claim's row for longer than this.
 _IDLE_SECONDS = 3
-# As long as a session usually lasts without being renewed.
+# The usual TTL of a session.
 _IDLE_IN_BLOCK = 10
 _LOCK_WAIT = 10
 _TRIES = 20
-# Connections of each kind: at most, and kept while idle.
+# Connections of each kind: how many at most, and how many are kept while idle.
 _MOST = 15
 _KEPT = 5
 _BUSY_SECONDS = 30.0
@@ -62,8 +62,8 @@ class Database:
         self._closed = False
         self._writers = _Pool(lambda: self._connect(_IDLE_SECONDS), self.place)
         self._readers = _Pool(lambda: self._connect(_IDLE_SECONDS, autocommit=True), self.place)
-        # Blocks of callers may last, and have connections of their own: however many of them there
-        # are, sessions are renewed and items extended.
+        # Blocks of callers may take long, and have their own connections: however many blocks there
+        # are, there are connections to renew sessions and extend holds.
         self._in_blocks = _Pool(lambda: self._connect(_IDLE_IN_BLOCK), self.place)
         try:
             self._create()
@@ -75,7 +75,7 @@ class Database:
     # Opening and closing
 
     def _connect(self, idle: int, *, autocommit: bool = False) -> Any:
-        """A new connection of the driver. MariaDB ends its transactions when idle so long."""
+        """A new connection of the driver. MariaDB ends transactions that are idle for `idle` s."""
         try:
             if self.is_oracle:
                 return oracle.connect(self._options, autocommit=autocommit)
@@ -117,12 +117,12 @@ class Database:
                         if oracle.THERE_ALREADY not in str(error):
                             raise
                 if not self.is_oracle:
-                    # For people: a user who may not make views does without.
+                    # A view for people: a user without the right to create views does without it.
                     with suppress(StoreError):
                         connection.run(schema.PARTITIONS_VIEW)
                 with suppress(Raced):
                     connection.run(schema.FIRST_META)
-                # A newer version brought new tables, and left the others as they were.
+                # Each newer version added tables, and left the others as they were.
                 connection.run(schema.SET_VERSION, old=found or 0, new=schema.VERSION)
             found = self._schema_version()
         if found != schema.VERSION:
@@ -131,7 +131,7 @@ class Database:
             )
 
     def _schema_version(self) -> int | None:
-        """None if there is none yet, or no table for it."""
+        """The version of the tables; None if there is none yet, or no table for it."""
         try:
             found = self.read(schema.FOUND_VERSION)
         except StoreError as error:
@@ -140,7 +140,7 @@ class Database:
             raise
         return found[0][0] if found else None
 
-    # What the server is
+    # The server's abilities
 
     @property
     def is_mariadb(self) -> bool:
@@ -148,14 +148,14 @@ class Database:
 
     @property
     def skips_locked(self) -> bool:
-        """Whether the server knows SKIP LOCKED; Oracle does."""
+        """Whether the server has SKIP LOCKED; Oracle has it."""
         if self.is_oracle:
             return True
         number = tuple(int(part) for part in self.version.split("-")[0].split(".")[:2])
         return number >= ((10, 6) if self.is_mariadb else (8, 0))
 
     def require_skip_locked(self) -> None:
-        """Reject a server on which those who take would wait for each other."""
+        """Reject a server on which takes would wait for each other."""
         if not self.skips_locked:
             raise ConfigError(
                 f"{self.place}: queues need SKIP LOCKED, which MariaDB has from 10.6 and MySQL "
@@ -165,7 +165,7 @@ class Database:
     # Statements
 
     def read(self, statement: str, **values: Any) -> list[Row]:
-        """All rows. Done twice where the connection turned out to be an old one that broke."""
+        """All rows of a query; repeats it once if the connection failed: it may have been old."""
         for last in (False, True):
             with self._lent(self._readers) as connection:
                 try:
@@ -176,7 +176,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """The work in a transaction; again where it was a deadlock's victim or was raced."""
+        """Run the work in a transaction; repeats it after a deadlock or a race."""
         give_up = SYSTEM_CLOCK.monotonic() + _LOCK_WAIT
         for number in range(_TRIES):
             try:
@@ -189,7 +189,7 @@ class Database:
             if SYSTEM_CLOCK.monotonic() > give_up:
                 break
             time.sleep(0.001 * number)
-        raise TransactionConflict(f"{self.place}: given up after {number + 1} tries: {why}")
+        raise TransactionConflict(f"{self.place}: gave up after {number + 1} tries: {why}")
 
     def at_once(self) -> AbstractContextManager[Connection]:
         """A connection that can send several statements together; not on Oracle."""
@@ -218,7 +218,7 @@ class _Pool:
 
     @contextmanager
     def lend(self) -> Iterator[Any]:
-        """A connection outside of any transaction. What was not committed is rolled back."""
+        """A connection outside of any transaction. Afterwards uncommitted changes are undone."""
         if not self._room.acquire(timeout=_BUSY_SECONDS):
             raise StoreBusy(
                 f"all connections of this process to {self._place} have been in use for "
@@ -233,7 +233,7 @@ class _Pool:
                     self._keep(driver)
                 raise
             except BaseException:
-                # It may be in the middle of an answer: it can't be used again.
+                # The connection may be in the middle of an answer: it can't be used again.
                 _close(driver)
                 raise
             self._keep(driver)
@@ -241,7 +241,7 @@ class _Pool:
             self._room.release()
 
     def _take(self) -> Any:
-        """One that the server has not closed: the outcome of a commit on such a one is unknown."""
+        """A connection that is still open: on a closed one a commit's outcome would be unknown."""
         with suppress(IndexError):
             while True:
                 driver = self._idle.pop()
@@ -259,7 +259,7 @@ class _Pool:
             self.close()
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when they come back."""
+        """Close idle connections; those in use are closed when they are given back."""
         self._closed = True
         with suppress(IndexError):
             while True:
@@ -269,7 +269,7 @@ class _Pool:
 def _connect(
     connecting: Connecting, options: dict[str, Any], idle: int, *, autocommit: bool
 ) -> Any:
-    """A connection of PyMySQL. MySQL has no limit for idle transactions; MariaDB has."""
+    """A connection of PyMySQL. MariaDB has a limit for idle transactions, MySQL has none."""
     flags = CLIENT.FOUND_ROWS | (CLIENT.MULTI_STATEMENTS if autocommit else 0)
     flags |= options.get("client_flag", 0)
     driver = connecting.connect(client_flag=flags, autocommit=autocommit)
@@ -282,14 +282,15 @@ def _connect(
 
 
 def _is_fit(driver: Any) -> bool:
-    """Whether the server has not hung up meanwhile, as far as this machine knows."""
+    """Whether the server has not closed the connection, as far as this machine knows."""
     if not isinstance(driver, pymysql.Connection):
         return bool(driver.is_healthy())
     sock = driver._sock
     if not isinstance(sock, socket.socket):
         return False
     poll = select.poll()
-    # Nothing was asked, so anything that came is the server's farewell; but TLS says more.
+    # No query is open, so on a plain connection data can only be the server's farewell. With TLS
+    # there may be other messages.
     poll.register(sock, _HUNG_UP | (0 if isinstance(sock, ssl.SSLSocket) else select.POLLIN))
     return not poll.poll(0)
 
@@ -297,7 +298,7 @@ def _is_fit(driver: Any) -> bool:
 def _is_rolled_back(driver: Any) -> bool:
     try:
         driver.rollback()
-    except Exception:  # noqa: BLE001 - whatever it is, the connection is of no use
+    except Exception:  # noqa: BLE001 - after any error, the connection is of no use
         _close(driver)
         return False
     return True

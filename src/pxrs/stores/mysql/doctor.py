@@ -9,8 +9,8 @@ from pxrs.stores.mysql.database import Database
 from pxrs.stores.mysql.queues.admin import LIMITS
 
 _LONG = 60
-# Of innodb_flush_log_at_trx_commit: synced with every commit (3 is MariaDB's), and only handed to
-# the operating system.
+# Values of innodb_flush_log_at_trx_commit: synced with every commit (3 is MariaDB's own), and only
+# handed to the operating system.
 _SYNCED, _WRITTEN = (1, 3), 2
 _SETTINGS = """SELECT @@version, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin,
     @@read_only OR @@innodb_read_only"""
@@ -24,7 +24,7 @@ _LONG_ONES = """SELECT trx_mysql_thread_id, timestampdiff(SECOND, trx_started, n
 
 
 def findings(database: Database, long_after: int = _LONG) -> list[Finding]:
-    """Asks MariaDB or MySQL; for Oracle there are no checks."""
+    """Examine MariaDB or MySQL; for Oracle there are no checks."""
     if database.is_oracle:
         return [note("version", "pxrs has no checks for Oracle")]
     ((version, flush, binlog, logs, read_only),) = database.read(_SETTINGS)
@@ -43,7 +43,7 @@ def _server(database: Database, read_only: int) -> Finding:
         return problem(
             "server",
             "this is a node of a Galera cluster: two nodes can each accept a write of the same "
-            "record, and a node may read what another has replaced, so fences do not hold",
+            "record, and a node may read a record that another has replaced, so fences do not hold",
             "keep pxrs in a server with one primary and replicas, in PostgreSQL, or in etcd",
         )
     if read_only:
@@ -100,8 +100,8 @@ def _clock(database: Database) -> Finding:
 def _long_transactions(database: Database, after: int) -> list[Finding]:
     try:
         rows = database.read(_LONG_ONES, after=after)
-    except Exception as error:  # noqa: BLE001 - a role without PROCESS may not look
-        return [note("long transactions", f"this user may not look: {error}")]
+    except Exception as error:  # noqa: BLE001 - a role without PROCESS may not see transactions
+        return [note("long transactions", f"this user may not see transactions: {error}")]
     return [
         warning(
             "long transactions",

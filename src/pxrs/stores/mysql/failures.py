@@ -1,4 +1,4 @@
-"""Translates a driver's errors: what callers get for them."""
+"""Translates a driver's errors into errors of pxrs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GONE = {
 
 
 class Raced(Exception):  # noqa: N818 - the transaction is run again
-    """The record is there already: another transaction made it just now."""
+    """The record exists already: another transaction created it just now."""
 
 
 def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
-    """A driver's error, wrapped by SQLAlchemy or not, in the words of pxrs; None of any other."""
+    """Translate a driver's error, wrapped by SQLAlchemy or not; None for any other error."""
     own = getattr(error, "orig", None) or error
     # Every driver has classes of these names.
     kinds = {kind.__name__ for kind in type(own).__mro__}
@@ -41,7 +41,7 @@ def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
         return StoreFull(text)
     if code in _READ_ONLY:
         return StoreReadOnly(text)
-    # python-oracledb has an object for a number.
+    # python-oracledb has an object in the place of the error number.
     if code in _GONE or getattr(code, "isrecoverable", False):
         return StoreUnavailable(text)
     return StoreError(text)

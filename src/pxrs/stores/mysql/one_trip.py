@@ -1,9 +1,9 @@
 """A commit in one round trip, on MariaDB and MySQL: all its statements are sent at once.
 
-What a client would decide between two statements the server decides by a variable: if a check does
-not hold, the writes find nothing to do. Where that happens, or a record is made twice at once, the
-commit is done again, statement by statement, which finds out what is there. A batch that fails in
-the middle never gets to its COMMIT.
+A decision that a client would make between two statements, the server makes by a variable: if a
+check does not hold, the writes find nothing to do. Where that happens, or two transactions create a
+record at the same time, the commit is repeated statement by statement, which finds out what exists.
+A batch that fails in the middle never gets to its COMMIT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pxrs.stores.mysql.failures import Raced
 from pxrs.stores.rows import next_step
 from pxrs.types import Check, Committed, Delete, Put, Write
 
-# Beyond that a commit is not held up by its round trips.
+# In a larger commit, round trips are not what takes the time.
 _MOST_OPERATIONS = 200
 _MOST_BYTES = 2**20
 _ROW = "SELECT %s AS name, %s AS body, @pxrs_revision AS version, %s AS session_id"
@@ -33,7 +33,7 @@ Statement = tuple[str, Sequence[Any]]
 
 
 def fits(checks: Sequence[Check], writes: Sequence[Write]) -> bool:
-    """Whether it is small enough to be sent at once."""
+    """Whether the commit is small enough to be sent at once."""
     size = sum(len(write.value) for write in writes if isinstance(write, Put))
     return bool(writes) and len(checks) + len(writes) <= _MOST_OPERATIONS and size <= _MOST_BYTES
 
@@ -41,7 +41,7 @@ def fits(checks: Sequence[Check], writes: Sequence[Write]) -> bool:
 def commit(
     database: Database, checks: Sequence[Check], writes: Sequence[Write]
 ) -> Committed | None:
-    """None if a check does not hold, or a statement failed: nothing was committed then."""
+    """Commit; returns None if a check does not hold or a statement fails: nothing is committed."""
     batch = list(_batch(checks, writes))
     text = ";\n".join(text for text, _ in batch)
     values = [value for _, values in batch for value in values]
@@ -59,7 +59,7 @@ def commit(
 
 
 def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Statement]:
-    """Rows are locked in the same order as by a commit that goes the long way."""
+    """The statements. They lock rows in the same order as a commit statement by statement."""
     puts = sorted((write for write in writes if isinstance(write, Put)), key=lambda put: put.key)
     deletes = sorted(write.key for write in writes if isinstance(write, Delete))
     absent = {check.key for check in checks if check.version == 0}
@@ -73,7 +73,7 @@ def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Stateme
     yield "SELECT revision INTO @pxrs_revision FROM pxrs_meta", ()
     if deletes:
         yield MYSQL.one(f"{sql.DELETE} AND @pxrs_ok", {"keys": deletes})
-    # Of two who make the same record one has to fail: no second one may change it.
+    # If two transactions create the same record, one must fail: the second must not change it.
     yield from _put([put for put in puts if put.key in absent], "")
     yield from _put([put for put in puts if put.key not in absent], _OR_CHANGE)
     yield "COMMIT", ()
@@ -91,7 +91,7 @@ def _living(sessions: list[str]) -> Iterator[Statement]:
 
 
 def _checked(present: list[Check], absent: list[str]) -> Statement:
-    """Sets `@pxrs_ok`. A record that is bound to a session fails it: the long way tells why."""
+    """Sets `@pxrs_ok`: false for a session-bound record. The slow commit raises the reason."""
     known = " OR ".join(["name = %s AND version = %s"] * len(present)) or "FALSE"
     text = f"""SELECT @pxrs_lost = 0 AND %s = (SELECT COUNT(*) FROM pxrs_coord
         WHERE ({known}) AND session_id IS NULL)"""

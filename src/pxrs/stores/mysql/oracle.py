@@ -1,4 +1,4 @@
-"""Oracle: the statements for MariaDB in Oracle's words, sent through python-oracledb.
+"""Oracle: translates the statements for MariaDB and sends them through python-oracledb.
 
 Rendered and checked by tests, not executed: it was never run against a server.
 """
@@ -23,7 +23,7 @@ _ORACLE_NOW_MS = " + ".join(
 )
 # A table or an index of that name exists.
 THERE_ALREADY = "ORA-00955"
-# Text has 4,000 bytes at most.
+# A column of text has 4,000 bytes at most.
 _LONGEST_TEXT = 1024
 
 _WORDS = (
@@ -82,7 +82,7 @@ TABLES = list(_tables())
 
 
 def connect(options: Mapping[str, Any], *, autocommit: bool) -> Any:
-    """A connection of python-oracledb. Its large values come as bytes and text."""
+    """A connection of python-oracledb that returns large values as bytes and text."""
     try:
         import oracledb
     except ModuleNotFoundError as error:

@@ -21,5 +21,5 @@ TABLES = list(statements(__package__, "tables"))
 
 
 def is_missing_table(error: BaseException | None) -> bool:
-    """Whether a driver's error says that there is no such table."""
+    """Whether a driver's error means that there is no such table."""
     return error is not None and (error.args[:1] == (1146,) or "ORA-00942" in str(error))

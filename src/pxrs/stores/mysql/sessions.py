@@ -1,11 +1,11 @@
 """Sessions: rows judged by the database's clock.
 
-A session is alive while its row is there. Ending it deletes the row and everything written with
+A session is alive while its row exists. Ending it deletes the row and everything written with
 it, in one transaction. Why a verdict can't be taken back: renewing locks the row, and counts
 only if its time is not over then; ending by time locks it too, and looks again. One of the two is
 first.
 
-Who may end the session of another process, and when, stands in `pxrs.stores.observer`.
+Which process may end the session of another one, and when, is decided in `pxrs.stores.observer`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pxrs.stores.timed_sessions import (
 
 
 class Sessions:
-    """Holds the sessions of this process, and ends those of others that `observer` says are over.
+    """Holds the sessions of this process, and ends those of others that `observer` finds over.
 
-    `on_ended` is called after any has ended.
+    `on_ended` is called after any of them has ended.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -103,11 +103,11 @@ class Sessions:
         self.on_ended()
 
     def look_if_due(self) -> bool:
-        """Look, unless another thread just has; whether any session ended."""
+        """Look, unless another thread just did; returns whether any session ended."""
         return self.observer.is_due and self.look()
 
     def look(self) -> bool:
-        """End the sessions that are over; whether there were any."""
+        """End the sessions that are over; returns whether there were any."""
         sent = self.clock.monotonic()
         try:
             found = self._database.read(sql.SUSPECTS)
@@ -127,7 +127,7 @@ class Sessions:
 
 
 class LentRow:
-    """The row of a session that is lent, and the name of this handle."""
+    """The row of a lent session, and the name of this handle."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
@@ -136,7 +136,7 @@ class LentRow:
         self.ttl = 0.0
 
     def adopt(self) -> bool:
-        """Name this handle and renew it, whoever has it; false if it is over."""
+        """Write this handle's name into it and renew it; false if it is over."""
         return self._database.write(lambda connection: self._renewed(connection, sql.ADOPT))
 
     def renew(self) -> bool:
@@ -151,7 +151,7 @@ class LentRow:
         return True
 
     def end_unless_adopted(self) -> bool:
-        """End it if this handle has adopted it last; whether it was."""
+        """End it if this handle has adopted it last; returns whether it did."""
 
         def work(connection: Connection) -> bool:
             found = connection.rows(sql.LOCK_HELD, **self._mine)
@@ -161,13 +161,13 @@ class LentRow:
 
 
 def _end_late(connection: Connection, ids: list[str]) -> bool:
-    """End those of the sessions that stand as suspects still; whether there were any."""
+    """End those of the sessions that are still suspects; returns whether there were any."""
     over = connection.rows_in(sql.LOCK_SUSPECTS, ids=ids)
     return bool(over) and _end(connection, [row[0] for row in over])
 
 
 def _end(connection: Connection, ids: list[str]) -> bool:
-    """End the sessions, and delete what is bound to them; whether there was any."""
+    """End the sessions, and delete what is bound to them; returns whether there were any."""
     connection.rows_in(sql.LOCK_SESSIONS, ids=ids)
     if not connection.run_in(sql.END, ids=ids):
         return False

@@ -1,6 +1,6 @@
 """The statements of coordination and sessions. The tests render all of them for Oracle, too.
 
-Time is the database's: when the statement began.
+The time is the database's, when the statement began.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ NOW_MS = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000)"
 
 _TTL_FROM_NOW = "(UTC_TIMESTAMP(6) + INTERVAL ROUND(1000000 * ttl) MICROSECOND)"
 ALIVE = "deadline > UTC_TIMESTAMP(6)"
-# Over, or further ahead than it can be, unless the server's clock was set back. See
+# The deadline is over, or further ahead than it can be, unless the server's clock was set back. See
 # `pxrs.stores.observer`.
 _SUSPECT = f"(deadline <= UTC_TIMESTAMP(6) OR deadline > {_TTL_FROM_NOW})"
 
@@ -20,7 +20,7 @@ def latest(statement: str, *, locking: bool) -> str:
     return f"{statement} LOCK IN SHARE MODE" if locking else statement
 
 
-# Reading. A session is over when its row is gone: who reads does not judge by the clock.
+# Reading. A session is over when its row is gone: readers do not judge by the clock.
 _RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord
     LEFT JOIN pxrs_sessions ON id = session_id WHERE (session_id IS NULL OR id IS NOT NULL)"""
 GET = f"{_RECORDS} AND name = %(key)s"
@@ -35,7 +35,7 @@ CHANGED = "SELECT name FROM pxrs_coord WHERE version > %(since)s"
 # Committing, in the order in which rows are locked: sessions, records, the revision.
 FOUND_SESSIONS = "SELECT id FROM pxrs_sessions WHERE id IN %(ids)s"
 LOCK_SESSIONS = f"{FOUND_SESSIONS} ORDER BY id FOR UPDATE"
-# They are locked already; a locking read sees their latest state, whatever the snapshot.
+# The rows are locked already; a locking read sees their latest state, whatever the snapshot.
 LIVING_SESSIONS = f"{FOUND_SESSIONS} AND {ALIVE} LOCK IN SHARE MODE"
 NAMED = "SELECT name FROM pxrs_coord WHERE name IN %(keys)s"
 LOCK_RECORDS = """SELECT name, body, version, session_id FROM pxrs_coord WHERE name IN %(keys)s
@@ -54,7 +54,7 @@ OPEN = """INSERT INTO pxrs_sessions (id, ttl, deadline, holder) VALUES (%(id)s, 
     (UTC_TIMESTAMP(6) + INTERVAL ROUND(1000000 * %(ttl)s) MICROSECOND), %(holder)s)"""
 LOCK_SESSION = "SELECT id FROM pxrs_sessions WHERE id = %(id)s FOR UPDATE"
 RENEW = f"UPDATE pxrs_sessions SET deadline = {_TTL_FROM_NOW} WHERE id = %(id)s AND {ALIVE}"
-# Of one that is lent the holder is the handle that has adopted it last.
+# The `holder` of a lent session is the handle that has adopted it last.
 ADOPT = f"""UPDATE pxrs_sessions SET deadline = {_TTL_FROM_NOW}, holder = %(holder)s
     WHERE id = %(id)s AND {ALIVE}"""
 RENEW_LENT = f"{RENEW} AND holder = %(holder)s"

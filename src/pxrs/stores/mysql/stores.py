@@ -29,7 +29,7 @@ class SqlStores:
         self._lock = threading.Lock()
 
     def atomic(self, connection: Any = None) -> SqlAtomic:
-        # Only blocks of callers need SQLAlchemy, which takes long to import.
+        # Only callers' blocks need SQLAlchemy, which takes long to import.
         from pxrs.stores.mysql.atomic import Alchemy, SqlAtomic
 
         self.coord.database.check_open()

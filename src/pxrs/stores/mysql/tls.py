@@ -1,4 +1,4 @@
-"""Connects with PyMySQL over TLS that is checked: by itself it checks nothing without `ssl_ca`."""
+"""Connects with PyMySQL over verified TLS: without `ssl_ca` PyMySQL itself verifies nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Connecting:
             self._options["ssl"] = _context(tls)
 
     def connect(self, **more: Any) -> Any:
-        """A connection of the driver; never without TLS where that was asked for."""
+        """A connection of the driver; never without TLS if the URL asks for it."""
         driver = pymysql.connect(**{**self._options, **more})
-        # Newer versions of the driver refuse such a server themselves, before they log in.
+        # Newer versions of the driver refuse a server without TLS themselves, before they log in.
         if self._is_tls and not isinstance(driver._sock, ssl.SSLSocket):
             driver.close()
             raise StoreUnavailable(
@@ -38,7 +38,7 @@ class Connecting:
 def _context(tls: MysqlTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca, capath=tls.capath)
-        # As PyMySQL does: many authorities in use lack what newer versions of Python demand.
+        # As PyMySQL does: many certificate authorities lack what newer versions of Python demand.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         context.check_hostname = tls.checks_name and tls.verifies
         context.verify_mode = ssl.CERT_REQUIRED if tls.verifies else ssl.CERT_NONE

@@ -21,7 +21,13 @@ from pxrs.stores.connections import Loan, no_transaction, own_side
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.coord import PostgresCoord
 from pxrs.stores.postgres.database import BEGIN, Database, Pg, is_idle, run
-from pxrs.stores.postgres.failures import DRIVER_ERRORS, lost_answer, translate, was_cut
+from pxrs.stores.postgres.failures import (
+    DRIVER_ERRORS,
+    lost_answer,
+    translate,
+    translate_commit,
+    was_cut,
+)
 from pxrs.stores.postgres.log import PostgresLog
 from pxrs.stores.postgres.notifier import place_of
 from pxrs.stores.postgres.queues.store import Applied, PostgresQueues
@@ -29,7 +35,7 @@ from pxrs.stores.postgres.sessions import Sessions
 from pxrs.stores.wakeups import KEY, PARTITION
 from pxrs.types import Conflict
 
-# Seconds, if no session of this process says otherwise.
+# In seconds, if this process holds no session.
 _IDLE = 10.0
 # The block's name tells at its end whether it is still the same transaction.
 _MARK = "SELECT set_config('pxrs.block', %s, true)"
@@ -47,7 +53,7 @@ class PostgresAtomic(LentBlock[Pg]):
 
     Where the caller commits, other processes are not notified: they notice within a second.
 
-    What was collected is applied last, so no row of pxrs is locked while the caller works.
+    The collected changes are applied last, so no row of pxrs is locked while the caller works.
     """
 
     def __init__(
@@ -146,10 +152,10 @@ class PostgresAtomic(LentBlock[Pg]):
             self.appended.append(result)
 
     def _commit(self, connection: Pg) -> None:
-        """If no answer comes, only what is in the database tells what became of it.
+        """Commit. If no answer comes, only data in the database can show the outcome.
 
-        The number of the transaction does not: if its commit was never flushed to disk, the
-        server gives the same number to another one after a crash.
+        The number of the transaction can't: if its commit was never flushed to disk, the server
+        gives the same number to another one after a crash.
         """
         try:
             if self._loan is not None:
@@ -159,7 +165,7 @@ class PostgresAtomic(LentBlock[Pg]):
         except DRIVER_ERRORS as error:
             if was_cut(connection):
                 raise lost_answer(error, self._database.place) from error
-            raise
+            raise translate_commit(error, self._database.place) from error
 
     def _let_go(self, connection: Pg, error: BaseException | None) -> None:
         try:
@@ -221,7 +227,7 @@ class PostgresAtomic(LentBlock[Pg]):
                 f"the connection does not see schema {self._database.schema!r}: {error}"
             ) from error
         finally:
-            # The transaction that this look began by itself is empty: nothing is lost with it.
+            # If this query itself began the transaction, that is empty: nothing is lost with it.
             is_wanted = self.joined and found == self._database.store_id
             if was_idle and not is_wanted and not connection.closed:
                 connection.rollback()

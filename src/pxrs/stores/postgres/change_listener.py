@@ -1,10 +1,11 @@
 """Wake-ups across processes: one listening thread per open store, with a connection of its own.
 
-NOTIFY is a hint that may be lost: behind a pooler it never comes. So the thread also looks, at all
-that is watched (`looks.py`) and at the sessions of others. How often depends on what it has heard.
+NOTIFY is a hint that may be lost: behind a pooler it never arrives. So the thread also polls
+everything that is watched (`looks.py`), and the sessions of other processes. How often depends on
+the notifications that it got.
 
-Whatever goes wrong in the thread, it goes on: callers that wait would never learn of its end.
-After trouble everybody is woken.
+Whatever goes wrong in the thread, it goes on: waiting callers would never learn of its end. After
+an error it wakes all watches.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ChangeListener:
     # What stores call
 
     def ring(self, kind: str, names: Iterable[str]) -> None:
-        """These were changed by this process, and it is committed."""
+        """Wake all who watch these, here and elsewhere: this process committed a change of them."""
         self._tell([kind + name for name in names])
 
     def _tell(self, words: Collection[str]) -> None:
@@ -65,7 +66,7 @@ class ChangeListener:
             self._notifier.ring(words)
 
     def read(self, records: Sequence[Versioned]) -> None:
-        """This process has read these, and may wait until they change."""
+        """Note that a caller in this process has read these, and may wait until they change."""
         wants = self._wakeups[KEY].wanted()
         if wants:
             self._looks.read(
@@ -73,14 +74,14 @@ class ChangeListener:
             )
 
     def watch(self, kind: str, names: Iterable[str]) -> LocalWatch:
-        """A watch. Armed: what no look has seen before wakes at the next look."""
+        """An armed watch: it wakes at the next look on anything that no look has seen before."""
         self._start()
         watch = self._wakeups[kind].watch(Wanted(kind, names))
         self._stir()
         return watch
 
     def guard(self, anchor: Anchor | None) -> None:
-        """Wake everybody when this connection of ours is closed."""
+        """Wake all watches of records and queues when this connection is closed."""
         if anchor is None:
             return
         with self._lock:
@@ -90,7 +91,7 @@ class ChangeListener:
         self._stir()
 
     def close(self) -> None:
-        """Stop listening and wake everybody who waits."""
+        """Stop listening and wake all waiting threads."""
         self._notifier.close()
         with self._lock:
             self._closed = True
@@ -99,14 +100,13 @@ class ChangeListener:
             self._stir()
             thread.join(timeout=1.0)
             if thread.is_alive():
-                # It waits for a server that does not answer.
+                # The thread waits for a server that does not answer.
                 connection = self._connection
                 if connection is not None:
                     with suppress(OSError, psycopg.Error):
                         hang_up(connection)
                 thread.join()
-            os.close(self._stirred)
-            os.close(self._stir_it)
+            self._close_pipe()
         for wakeups in self._wakeups.values():
             wakeups.close()
 
@@ -125,11 +125,21 @@ class ChangeListener:
                 self._thread.start()
 
     def _stir(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._stir_it, b"x")
+        # With the lock: after `close` in another thread, the number may be another file's.
+        with self._lock:
+            if self._stir_it >= 0:
+                with suppress(BlockingIOError):
+                    os.write(self._stir_it, b"x")
+
+    def _close_pipe(self) -> None:
+        with self._lock:
+            stirred, self._stirred = self._stirred, -1
+            stir_it, self._stir_it = self._stir_it, -1
+        os.close(stirred)
+        os.close(stir_it)
 
     def _calm(self) -> None:
-        """Empty the pipe that wakes this thread; what comes next answers it."""
+        """Empty the pipe that wakes this thread, which now looks at what it was woken for."""
         with suppress(BlockingIOError):
             os.read(self._stirred, 4096)
 
@@ -138,7 +148,7 @@ class ChangeListener:
         while not self._closed:
             try:
                 self._serve()
-            except Exception:  # noqa: BLE001 - callers that wait would never learn of it
+            except Exception:  # noqa: BLE001 - waiting callers would never learn of it
                 self._pace.listening = False
                 self.observation.observer.out_of_touch()
                 self._doubt()
@@ -149,7 +159,7 @@ class ChangeListener:
                 pause = _RETRY[0]
 
     def _doubt(self) -> None:
-        """Something may have been missed: let everybody look."""
+        """Wake all watches, because an event may have been missed."""
         self._looks.forget()
         self._wake_all(KINDS)
 
@@ -186,7 +196,7 @@ class ChangeListener:
             if stirred:
                 look = max(rested, min(look, now() + QUICK))
             observe = now() >= tick and self._is_watched(KEY, QUEUE)
-            # Both in one query, if both are soon due.
+            # One query does both if both are due soon.
             if now() >= look or (observe and now() >= max(rested, look - TICK / 2)):
                 took = self._look(on_it, observe)
                 rested = now() + self._pace.rest(took)
@@ -200,7 +210,7 @@ class ChangeListener:
             look = max(rested, min(look, now() + self._pace.pause))
 
     def _listen_if_wanted(self, connection: Pg) -> None:
-        """From the first watch on: who only puts is not woken by everybody's news, its own too."""
+        """LISTEN from the first watch on: notifications must not wake a process that only puts."""
         wanted = self._pace.wanted = self._is_watched(*KINDS)
         if wanted and not self._pace.listening and not self._database.pooled:
             connection.execute(f"LISTEN {self._listens_to}".encode())
@@ -227,14 +237,15 @@ class ChangeListener:
         return stirred, connection.fileno() in ready
 
     def _anchor_lost(self, anchor: Anchor) -> None:
-        """The server has closed it: everything that was held by it is over."""
+        """Handle a connection that the server has closed: the sessions that it held are over."""
         anchor.lost = True
         with self._lock:
             self._anchors = [each for each in self._anchors if each is not anchor]
         self._wake_all((KEY, QUEUE))
 
     def _hear(self, connection: Pg) -> None:
-        """Also after each question: what came with its answer the socket does not tell of again."""
+        """Handle notifications. Call it after each query, too: they may have come with its answer,
+        and then the socket does not become readable again for them."""
         words: set[str] = set()
         for notification in connection.notifies(timeout=0):
             words.update(notification.payload.split("\n"))
@@ -246,7 +257,7 @@ class ChangeListener:
         self._wake(words)
 
     def _look(self, on_it: Statement, observe: bool) -> float:
-        """Look at all that is watched, and at the sessions of others too; seconds it took."""
+        """Poll all that is watched and, to `observe`, other sessions; returns the seconds taken."""
         wanted = {word for each in self._wakeups.values() for word in named(each.wanted())}
         if not wanted:
             self._looks.forget()
@@ -263,7 +274,7 @@ class ChangeListener:
         return took
 
     def _abandon(self) -> None:
-        """In a forked child: the thread is gone, so is what it listened with."""
+        """In a forked child: the thread is gone, and so are its descriptors."""
         self._lock = threading.RLock()
         self._looks.abandon()
         for wakeups in self._wakeups.values():
@@ -271,5 +282,4 @@ class ChangeListener:
         self._closed = True
         if self._thread is not None:
             self._thread = None
-            os.close(self._stirred)
-            os.close(self._stir_it)
+            self._close_pipe()

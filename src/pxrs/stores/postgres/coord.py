@@ -1,6 +1,7 @@
 """CoordStore on PostgreSQL. `sql/coord.sql` has what a commit does.
 
-A record of an ended session is deleted with it, in one transaction: what can be read is there.
+A record of an ended session is deleted with it, in one transaction: a record that can be read is
+valid.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PostgresCoord:
         self._database = database
         self._sessions = sessions
         self._changes = changes
-        # Where the rows lie that this process has written. A hint: see `pxrs_commit`.
+        # Where the rows are (ctid) that this process has written. A hint: see `pxrs_commit`.
         self._places: dict[str, str] = {}
 
     def get(self, key: str) -> Versioned | None:
@@ -55,7 +56,7 @@ class PostgresCoord:
         return [*self._living(lambda: self._database.read(statement, wanted))]
 
     def _living(self, read: Callable[[], Sequence[Row]]) -> Sequence[Versioned]:
-        """Returns what was read; looks at the records' sessions first, if no thread does."""
+        """Return the records that are read, after ending dead sessions if no thread does that."""
         rows = read()
         if any(row[3] is not None for row in rows) and self._sessions.observation.look_if_due():
             rows = read()

@@ -1,10 +1,10 @@
-"""One PostgreSQL database: a few connections, and what becomes of the errors they raise.
+"""One PostgreSQL database: a few connections, and how their errors are handled.
 
 Every read and every commit is one statement in a transaction of its own, so a connection is
-borrowed for one round trip and no process that freezes holds a lock. That works through a pooler
-in transaction mode as well, where nothing is ever set on a connection.
+borrowed for one round trip and a process that freezes holds no lock. That works through a pooler
+in transaction mode as well, where pxrs never sets anything on a connection.
 
-A write whose connection goes away before the answer came may have been done: `OutcomeUnknown`.
+A write whose connection is lost before the answer arrives may have been done: `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ from pxrs.stores.postgres.queues.statements import teach
 Pg = psycopg.Connection[Any]
 Row = tuple[Any, ...]
 
-# So often a commit is run again that was a victim, after a pause that grows: seconds.
+# How often a commit is tried that the server chose as a victim; the pause between, in seconds,
+# grows.
 _TRIES = 50
 _GIVE_WAY = 0.001
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
-# A peer that can't be reached is noticed, though nothing is sent; seconds, milliseconds.
+# These notice a peer that can't be reached, even if nothing is sent. In seconds, the last one in
+# milliseconds.
 _DEFAULTS = {
     "application_name": "pxrs",
     "connect_timeout": "10",
@@ -58,8 +60,8 @@ _DEFAULTS = {
     "tcp_user_timeout": "15000",
 }
 
-# Whatever is set for the role or the database. A function that has waited for a lock looks again,
-# and has to see what was committed meanwhile: at REPEATABLE READ it would not.
+# Overrides the setting of the role or the database. A function that has waited for a lock looks
+# again, and has to see what was committed meanwhile: at REPEATABLE READ it would not.
 _SET_ISOLATION = "SELECT set_config('default_transaction_isolation', 'read committed', false)"
 _SET_BOTH = f"""{_SET_ISOLATION}, CASE current_setting('synchronous_commit') WHEN 'off'
     THEN set_config('synchronous_commit', 'on', false) END"""
@@ -85,8 +87,8 @@ class Database:
         self._options = str(wanted.get("options", ""))
         self.place = _describe(wanted)
         self.busy_timeout = busy_timeout
-        # Blocks of callers may last: they leave one connection for statements, which are short. On
-        # it sessions are renewed and items extended while all others are in blocks.
+        # Blocks of callers may take long: they leave one connection for statements, which are
+        # short. It renews sessions and extends holds while blocks have all the others.
         self._room = threading.BoundedSemaphore(connections + 1)
         self._room_for_blocks = threading.BoundedSemaphore(connections)
         self._in_blocks: dict[Pg, weakref.finalize[..., Any]] = {}
@@ -97,8 +99,8 @@ class Database:
         self._closed = ""
         self.origin = Origin()
         self.pooled = False
-        # Whether transactions begin at another level than READ COMMITTED, unless they say so. Only
-        # behind a pooler: on a connection of our own that is set.
+        # Whether transactions begin at another level than READ COMMITTED, unless BEGIN names it.
+        # Only behind a pooler: on its own connections pxrs sets the level.
         self._is_told_otherwise = False
         self.store_id = ""
         # The versions of the schema before and after it was opened.
@@ -110,7 +112,7 @@ class Database:
     def _open(self) -> tuple[int, int]:
         connection = self.connect()
         try:
-            # A pooler answers with a number of its own when a connection starts.
+            # When a connection starts, a pooler reports a backend pid that it made up.
             ((backend, isolation),) = run(connection, _WHO)
             self.pooled = backend != connection.info.backend_pid
             if self.pooled:
@@ -134,12 +136,12 @@ class Database:
         return versions
 
     def read_store_id(self, connection: Pg) -> str:
-        """The mark that tells this store from any other, as this connection sees it."""
+        """Read, on this connection, the id that distinguishes this store from any other."""
         found = self.run_inside(connection, "SELECT value FROM @.pxrs_meta WHERE name = 'id'")
         return str(found[0][0]) if found else ""
 
     def connect(self) -> Pg:
-        """A connection of its own, for the caller to `drop`. Not through any pool of ours."""
+        """Open a connection outside of the pool; the caller must `drop` it."""
         try:
             connection: Pg = psycopg.connect(self._conninfo, autocommit=True)
         except psycopg.Error as error:
@@ -147,7 +149,7 @@ class Database:
         connection.prepare_threshold = None if self.pooled else 2
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         teach(connection)
-        # Of the first one it is not known yet whether it leads to a pooler.
+        # For the first connection it is not known yet whether it leads to a pooler.
         if self.store_id and not self.pooled:
             self._set_up(connection)
         with self._lock:
@@ -155,9 +157,10 @@ class Database:
         return connection
 
     def _set_up(self, connection: Pg) -> None:
-        """Set what pxrs relies on, whatever is set for everybody. A pooler would hand it to others.
+        """Set what pxrs relies on, over the defaults of the role and the database.
 
-        Acknowledged is what is written down only, unless the URL says otherwise.
+        Only what is on the disk is acknowledged, unless the URL says otherwise. Never behind a
+        pooler: it would pass the settings on to others.
         """
         is_told = "synchronous_commit" in self._options
         try:
@@ -174,14 +177,14 @@ class Database:
             connection.close()
 
     def _sql(self, statement: str) -> str:
-        """The statement with `@.` replaced by the schema. There are few, so all are remembered."""
+        """The statement with `@.` replaced by the schema. There are few, so all are cached."""
         found = self._statements.get(statement)
         if found is None:
             found = self._statements[statement] = schemas.in_schema(statement, self.schema)
         return found
 
     def close(self) -> None:
-        """Close all connections; those in use when they come back."""
+        """Close all connections; those in use are closed when they are given back."""
         if not self._closed:
             self._closed = "the store was closed"
             self.origin.close()
@@ -197,10 +200,11 @@ class Database:
             raise Closed(self._closed)
 
     def _abandon(self) -> None:
-        """In a forked child: let go of the sockets, and say nothing to the server.
+        """In a forked child: let go of the sockets, and send nothing to the server.
 
         A child that kept them open would keep the parent's sessions alive beyond its death. Their
-        numbers stay taken: whatever still writes to one must not hit a file of the child's.
+        descriptor numbers stay taken: code that still writes to one must not hit a file of the
+        child.
         """
         self._closed = self.origin.message
         self._lock = threading.Lock()
@@ -217,13 +221,13 @@ class Database:
     def run_inside(
         self, connection: Pg, statement: str, parameters: Sequence[object] = ()
     ) -> list[Row]:
-        """Rows of a statement, inside whatever transaction the connection is in."""
+        """Rows of a statement, inside the connection's transaction, if it is in one."""
         return run(connection, self._sql(statement), parameters)
 
     def run(self, connection: Pg, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         """Rows of a statement that is a transaction of its own, at READ COMMITTED; one round trip.
 
-        On a connection that is in no transaction.
+        The connection must be in no transaction.
         """
         if not self._is_told_otherwise:
             return self.run_inside(connection, statement, parameters)
@@ -235,13 +239,13 @@ class Database:
                     connection.execute("COMMIT")
                 return cursor.fetchall() if cursor.description is not None else []
         finally:
-            # What failed was not committed, and has left its transaction open.
+            # A statement that failed was not committed, and has left its transaction open.
             if not was_cut(connection) and not is_idle(connection):
                 with suppress(psycopg.Error):
                     connection.rollback()
 
     def read(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """Rows of a statement that changes nothing: repeated once if its connection was dead."""
+        """Rows of a statement that changes nothing; repeats it once if its connection was dead."""
         for last in (False, True):
             with self._borrowed() as connection:
                 try:
@@ -252,7 +256,7 @@ class Database:
         raise AssertionError
 
     def write(self, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """Rows of a statement that is a transaction of its own; again where it was a victim."""
+        """Rows of a statement that is a transaction of its own; repeats it if it was a victim."""
         for left in reversed(range(_TRIES)):
             with self._borrowed() as connection:
                 try:
@@ -266,9 +270,10 @@ class Database:
         raise AssertionError
 
     def stream(self, statement: str, parameters: Sequence[object]) -> Generator[Row]:
-        """Rows of a statement that changes nothing, as they come; the rest is on its way then.
+        """Yield rows of a statement that changes nothing, while others are still on their way.
 
-        Repeated once if its connection was dead. A caller that does not read all of them closes it.
+        It is repeated once if its connection was dead. A caller that does not read all rows must
+        close the generator.
         """
         for last in (False, True):
             with self._borrowed() as connection:
@@ -296,7 +301,7 @@ class Database:
     def take_for_block(self, block: object) -> Pg:
         """A connection for a transaction that lasts as long as its caller's block.
 
-        A block that is dropped without having ended, as an interrupt may have it, ends then.
+        A block that is dropped without having ended, which an interrupt may cause, ends then.
         """
         self.check_open()
         self._give_back_dropped()
@@ -312,9 +317,9 @@ class Database:
         return connection
 
     def _drop_later(self, connection: Pg) -> None:
-        """From a destructor, which must not wait for a lock: its own thread may hold it."""
+        """Called by a destructor, which must not wait for a lock: its own thread may hold it."""
         with suppress(psycopg.Error):
-            # The server rolls back what it was about.
+            # The server rolls its transaction back.
             connection.close()
         self._dropped.append(connection)
 
@@ -359,7 +364,7 @@ class Database:
             raise
 
     def give_back(self, connection: Pg) -> None:
-        """Give back a connection. One in another state than before is closed."""
+        """Give back a connection. Closes it if it is in a transaction or otherwise not reusable."""
         try:
             if connection.closed or self._closed or not is_idle(connection):
                 self.drop(connection)
@@ -372,14 +377,14 @@ class Database:
 
 
 def migrate(conninfo: str, schema: str) -> tuple[int, int]:
-    """Bring the schema to this version of pxrs; the versions before and after."""
+    """Bring the schema to this version of pxrs; returns the versions before and after."""
     database = Database(conninfo, schema, connections=1)
     database.close()
     return database.versions
 
 
 def run(connection: Pg | Awaited, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-    """Rows as tuples and in binary form, whatever the connection's owner prefers."""
+    """Rows as tuples and in binary form, whatever the connection's own settings are."""
     if isinstance(connection, Awaited):
         found: list[Row] = connection.wait(
             _run_on_loop(connection.asynchronous, statement, parameters)
@@ -399,12 +404,12 @@ async def _run_on_loop(
 
 
 def is_fit(connection: Pg) -> bool:
-    """Whether the other side has not hung up, as far as this machine knows."""
+    """Whether the server has not closed the connection, as far as this machine knows."""
     poll = select.poll()
     try:
         poll.register(connection.fileno(), _HUNG_UP)
     except psycopg.OperationalError:
-        # It was closed here.
+        # This process closed it.
         return False
     return not poll.poll(0)
 

@@ -21,14 +21,14 @@ _LONG_ONES = """SELECT pid, coalesce(usename::text, ''), coalesce(application_na
 
 
 def findings(database: Database, long_after: float = _LONG) -> list[Finding]:
-    """Everything that can be asked without changing anything."""
+    """Return everything that can be found out without changing anything."""
     version, commit, fsync, pages, standby, vacuum, most, used, usual = database.read(_SETTINGS)[0]
     server = [
         ok("version", f"PostgreSQL {version}, schema {database.schema} {database.versions[1]}"),
         _server(standby),
     ]
     if standby:
-        # Nothing else can be tried there, not even a wake-up.
+        # Nothing else can be tried on a standby, not even a wake-up.
         return server
     return [
         *server,
@@ -52,7 +52,7 @@ def _server(standby: bool) -> Finding:
 
 
 def _durability(commit: str, usual: str, fsync: str, pages: str) -> list[Finding]:
-    """`commit` is what pxrs' own connections go by, `usual` what all others of its role do."""
+    """`commit` is synchronous_commit on pxrs' own connections, `usual` on others of the role."""
     found = []
     if commit == "off":
         found.append(
@@ -94,8 +94,8 @@ def _notifications(database: Database) -> Finding:
     if database.pooled:
         return warning(
             "wake-ups",
-            "a pooler stands between: NOTIFY does not get through, so pxrs looks instead, and the "
-            "death of a process is noticed by the clock only",
+            "there is a pooler in between: NOTIFY does not get through, so pxrs polls instead, and "
+            "the death of a process is noticed by the clock only",
             "let pxrs connect to the server itself; its connections are few",
         )
     listener, sender = database.connect(), database.connect()
@@ -112,7 +112,7 @@ def _notifications(database: Database) -> Finding:
     if not heard:
         return warning(
             "wake-ups",
-            "a NOTIFY did not arrive within 5 s: pxrs looks instead, which is slower",
+            "a NOTIFY did not arrive within 5 s: pxrs polls instead, which is slower",
             "look for a proxy between here and the server",
         )
     return ok("wake-ups", f"NOTIFY arrives after {took * 1000:.1f} ms")

@@ -62,7 +62,7 @@ def was_cut(connection: psycopg.Connection[Any]) -> bool:
 
 
 def translate(error: BaseException, place: str) -> PxrsError:
-    """The typed error for what the server said, or the driver about a value."""
+    """The typed error for an error of the server, or of its driver about a value."""
     if not isinstance(error, psycopg.Error):
         return InvalidRequest(f"{place} can't hold such a value: {error}")
     text = error.diag.message_primary or str(error)
@@ -70,7 +70,9 @@ def translate(error: BaseException, place: str) -> PxrsError:
     if code == functions.SESSION_LOST:
         return SessionLost(f"session {text} is over; open a new one and start again")
     if code == queue_functions.FENCED:
-        return Fenced(f"{text} items are not held any more; another worker has them, or will")
+        return Fenced(
+            f"{text} items are not held any more; another worker has them, or will get them"
+        )
     if code == queue_functions.GIVEN_UP:
         return given_up(text)
     if code == queue_functions.STRICT:
@@ -81,8 +83,8 @@ def translate(error: BaseException, place: str) -> PxrsError:
         return TransactionConflict(f"PostgreSQL rolled the transaction back ({text}); run it again")
     if code == functions.OLD_SNAPSHOT:
         return TransactionConflict(
-            "the transaction does not see what was committed after it began, and pxrs has to; run "
-            "it again, or at READ COMMITTED"
+            "the transaction does not see what was committed after it began, but pxrs must see it; "
+            "run it again, or run it at READ COMMITTED"
         )
     if code == "25P03":
         return TransactionConflict(
@@ -105,7 +107,9 @@ def translate(error: BaseException, place: str) -> PxrsError:
     if code in ("XX001", "XX002"):
         return StoreDamaged(f"{place} is damaged ({text}); restore it from a backup")
     if code in ("3F000", "42P01", "42883"):
-        return SchemaMismatch(f"{place} has lost tables of pxrs ({text}); pxrs store migrate URL")
+        return SchemaMismatch(
+            f"{place} has lost tables of pxrs ({text}); run: pxrs store migrate URL"
+        )
     if code in ("54000", "22021", "22P05", "22003"):
         return InvalidRequest(f"{place} can't hold such a value: {text}")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -113,7 +117,19 @@ def translate(error: BaseException, place: str) -> PxrsError:
     return StoreError(f"PostgreSQL refused a statement on {place}: {text}")
 
 
+def translate_commit(error: BaseException, place: str) -> PxrsError:
+    """The typed error for an error of the server's at COMMIT.
+
+    pxrs' own constraints are checked by each statement, so only a deferred one of the caller's can
+    be violated then; and it would be again if the transaction was run once more.
+    """
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        text = error.diag.message_primary or str(error)
+        return StoreError(f"PostgreSQL refused a commit on {place}: {text}")
+    return translate(error, place)
+
+
 def lost_answer(error: BaseException, place: str) -> OutcomeUnknown:
-    """The connection went away while a write was under way."""
+    """Builds the error for a connection that was lost while a write was under way."""
     text = str(error).strip() or type(error).__name__
     return OutcomeUnknown(f"{place} went away before it answered ({text})")

@@ -1,8 +1,8 @@
 """LogStore on PostgreSQL: one row per batch, appended by `pxrs_append` in one round trip.
 
-Offsets are given under the lock of the partition's row, in the transaction that appends. That row
-is locked and not written, and a batch's row is written once: an old transaction somewhere, which
-keeps dead rows from being removed, slows nothing down.
+Offsets are assigned under the lock of the partition's row, in the transaction that appends. That
+row is locked but not written, and a batch's row is written once: so an old transaction, which keeps
+dead rows from being removed, slows nothing down.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
 from pxrs.stores.postgres.notifier import place_of
 from pxrs.stores.rows import storable, up_to_a_hole
-from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.stores.table_log import DELETED, END, OWNER, TableLog, of_another_store, validate_topic
 from pxrs.stores.wakeups import PARTITION
 from pxrs.types import Append, Appended, Fetched, LogPartition
 
@@ -48,7 +48,7 @@ _FETCH = f"""SELECT p.start, {END}, f.base, f.next, f.data, p.id
     FROM @.pxrs_log_partitions p
     LEFT JOIN LATERAL {_BATCHES.format(offset="%b::int8", most=_PLAN)} ON true
     WHERE p.topic_id = %b AND p.partition = %b ORDER BY f.base"""
-# Sorting moves no data: that is fetched from beside the table when its row is sent.
+# Sorting moves no data: the server reads it from the TOAST table when it sends the row.
 _FETCH_MANY = f"""SELECT u.n, p.start, {END}, f.base, f.next, f.data, p.id
     FROM unnest(%b::text[], %b::int4[], %b::int8[])
         WITH ORDINALITY AS u(topic, partition, at, n)
@@ -67,24 +67,44 @@ class PostgresLog(TableLog):
     def create(self, topic_id: str, partitions: int) -> None:
         validate_topic(topic_id, partitions)
         self._sweep_deleted()
+        owner = self.owner()
+        # Of two stores that make it at once, one waits for the other's first row and makes none:
+        # the owner is the store that made the rows.
         self._database.write(
-            "INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
+            "WITH made AS (INSERT INTO @.pxrs_log_partitions (topic_id, partition) "
             "SELECT %b::text, n FROM generate_series(0, %b - 1) n WHERE NOT EXISTS "
             "(SELECT 1 FROM @.pxrs_log_partitions WHERE topic_id = %b::text) "
-            "ON CONFLICT DO NOTHING",
-            (topic_id, partitions, topic_id),
+            "ON CONFLICT DO NOTHING RETURNING partition) "
+            "INSERT INTO @.pxrs_meta (name, value) SELECT %b::text, %b::text FROM made "
+            "WHERE partition = 0 ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (topic_id, partitions, topic_id, OWNER + topic_id, owner),
         )
         held = len(self.bounds(topic_id))
         if held != partitions:
             raise TopicExists(f"log {topic_id} has {held} partitions, not {partitions}")
+        if self._owner_of(topic_id) != owner:
+            raise of_another_store(topic_id)
+
+    def _owner_of(self, topic_id: str) -> str:
+        """The store that made the topic; empty for this database's own, and of earlier releases."""
+        rows = self._database.read(
+            "SELECT value FROM @.pxrs_meta WHERE name = %b", (OWNER + topic_id,)
+        )
+        return str(rows[0][0]) if rows else ""
 
     def drop(self, topic_id: str) -> None:
+        owner = self.owner()
+        # The owner is read before the partitions are locked. But partitions that another store has
+        # made in between are not in this statement's snapshot, as their owner is not.
         rows = self._database.write(
             "WITH held AS (SELECT id FROM @.pxrs_log_partitions WHERE topic_id = %b "
-            "ORDER BY partition FOR UPDATE) "
+            "AND NOT EXISTS (SELECT 1 FROM @.pxrs_meta WHERE name = %b::text "
+            "AND value NOT IN ('', %b::text)) ORDER BY partition FOR UPDATE), "
+            "forgotten AS (DELETE FROM @.pxrs_meta WHERE name = %b::text "
+            "AND value IN ('', %b::text)) "
             "UPDATE @.pxrs_log_partitions p SET topic_id = %b || p.id || '/' || topic_id "
             "FROM held WHERE p.id = held.id RETURNING partition",
-            (topic_id, DELETED),
+            (topic_id, *(OWNER + topic_id, owner) * 2, DELETED),
         )
         self._changes.ring(PARTITION, [place_of(LogPartition(topic_id, row[0])) for row in rows])
         self._sweep_deleted()
@@ -195,7 +215,7 @@ class PostgresLog(TableLog):
 
 
 class _Order:
-    """The batches of one append in the order of their partitions, in which all take the locks."""
+    """The batches of one append, ordered by partition: every append takes locks in this order."""
 
     def __init__(self, appends: Sequence[Append]) -> None:
         self._appends = appends
@@ -212,7 +232,7 @@ class _Order:
         self.good.sort(key=lambda number: appends[number].where)
 
     def parameters(self) -> tuple[Sequence[object], ...]:
-        """One list per parameter of `pxrs_append`. The base offset is put in by the server."""
+        """One list per parameter of `pxrs_append`. The server fills in the base offset."""
         rows = [
             (
                 *append.where,
@@ -233,7 +253,7 @@ class _Order:
             self.results[number] = _answer(self._appends[number], *row)
 
     def changed(self) -> set[LogPartition]:
-        """The partitions that hold something new."""
+        """The partitions that got new batches."""
         pairs = zip(self._appends, self.results, strict=True)
         return {append.where for append, result in pairs if isinstance(result, Appended)}
 

@@ -1,21 +1,22 @@
 """Polls what a process watches, since a notification may be lost: one small query for all.
 
-Of a prefix the versions under it, of a partition its end. Of a queue all that a taker who found
-nothing may wait for:
+For a key prefix the query reads the versions under it, for a partition its end. For a queue it
+reads everything that a worker whose take found nothing may wait for:
 
-- its first ready item, and by `xmin` which version of it: one that was taken and given back
-  between two looks is another;
-- when the next delayed item shows and the next hold ends: who waits knew another time;
-- its latest item: what was put;
-- the first item behind each that this process holds: who holds one can have the next;
-- sessions that are over and hold items, and lanes that have to be settled: the next take does it.
+- its first ready item, and by `xmin` which version of it: an item that was taken and given back
+  between two looks has another version;
+- when the next delayed item shows and the next hold ends: the waiting worker knows an older time;
+- its latest item, which shows that items were put;
+- the first item behind each that this process holds: the holder of one can take the next;
+- sessions that are over and hold items, and lanes that have to be settled: the next take does both.
 
-Each of these is the end of an index. Of the last ones it is told at every look: whoever took may
-have found a lane locked, and nobody tells when it no longer is.
+Each of these is the end of an index. The last point wakes the queue's watches at every look, not
+only when it changes: a take may have found a lane locked, and there is no notification when the
+lock is released.
 
-A record that was made and removed between two looks leaves no trace in them. That is missed only
-if this process has read it meanwhile and waits for its end. So what was read since the last
-look is asked for by name: is it still so?
+A record that was made and removed between two looks leaves no trace in them. That matters only if
+this process has read the record meanwhile and waits for its end. So the query also checks, by name,
+whether the records that were read since the last look are still at the same version.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from pxrs.types import Versioned
 
 QUICK = 0.01
 _SLOW = 1.0
-# Of so many records that were read since the last look it is asked whether they are still so.
+# How many records that were read since the last look are checked by name. After more reads, every
+# watched prefix counts as new.
 _MOST_READ = 5_000
 _LAST = chr(0x10FFFF)
-# A look that takes long, since an old transaction keeps what is gone, is rare: a tenth of the time.
+# If looks take long, because an old transaction keeps dead rows, they are made rarely: they take at
+# most a tenth of the time.
 _REST = 10
 _LONGEST_REST = 5.0
 _LOOK = f"""
@@ -84,8 +87,8 @@ _LOOK = f"""
 class Pace:
     """Decides how long to wait before looking again.
 
-    Slowly while nobody wants to know, or notifications tell of all that is found; else a few
-    milliseconds after something happened, and more and more slowly while nothing does.
+    It waits long while nothing is watched, or while notifications announce every change. Otherwise
+    it looks a few milliseconds after a change, and more and more rarely while nothing changes.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,7 @@ class Pace:
         self._unheard = 0
 
     def looked(self, changed: bool, told: bool) -> None:
-        """Note whether a look found a change; `told`: a notification told of it."""
+        """Note whether a look found a change; `told`: its writer should have sent a NOTIFY."""
         self._unheard += told and not self._heard
         self._heard = False
         self._pause = QUICK if changed else min(2 * self._pause, TICK)
@@ -110,30 +113,35 @@ class Pace:
     def rest(self, took: float) -> float:
         """Returns how long to wait after a look that took so many seconds.
 
-        One may have waited for a busy machine or a pooler; two are a habit.
+        One slow look may have waited for a busy machine or a pooler; two are no accident.
         """
         usual, self._took = min(took, self._took), took
         return min(_REST * usual, _LONGEST_REST)
 
     @property
     def pause(self) -> float:
-        """One unheard change may have been seen before its notification came; two are a habit."""
+        """How long to wait before the next look.
+
+        One change without a notification may have been seen before that arrived; two are no
+        accident: then notifications are not relied on.
+        """
         if not self.wanted or (self.listening and self._unheard < 2):
             return _SLOW
         return self._pause
 
 
 class Seen(NamedTuple):
-    """What has changed since the last look, is new in it, or waits for a take."""
+    """The watched things that changed since the last look, are new in it, or wait for a take."""
 
     words: set[str]
-    # Whether any of it was looked at before, and whether whoever did it tells of such things.
+    # Whether anything changed that an earlier look had seen, and whether its writer sends
+    # notifications of such changes.
     changed: bool
     told: bool
 
 
 class Looks:
-    """Compares what is there with what was there."""
+    """Compares what each look finds with what the look before found."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,7 +150,7 @@ class Looks:
         self.forget()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: drop the lock, which another thread of the parent may have held."""
         self._lock = threading.Lock()
 
     def read(self, records: Iterable[Versioned]) -> None:
@@ -151,7 +159,7 @@ class Looks:
             self._read.update((record.key, record.version) for record in records)
 
     def forget(self) -> None:
-        """Everything counts as new at the next look."""
+        """Make everything count as new at the next look."""
         self._last: dict[str, Any] = {}
 
     def _read_since(self) -> dict[str, int]:
@@ -165,7 +173,7 @@ class Looks:
         return read
 
     def look(self, read: Statement, words: set[str], also: str | None = None) -> tuple[Seen, Row]:
-        """Look at these. `also`: two columns that are asked for in the same query."""
+        """Look at these. `also`: two more columns for the same query, returned as a row."""
         keys, places, queues = (_named(words, kind) for kind in KINDS)
         since = self._read_since()
         ((versions, ends, fronts, otherwise, *rest),) = read(
@@ -214,6 +222,6 @@ def _has_chores(front: str | None) -> bool:
 
 
 def _has_more(*fronts: str | None) -> bool:
-    """Whether something was put; that something was taken wakes no one."""
+    """Whether something was put; a take wakes no watch."""
     before, now = (0 if front is None else json.loads(front)[0] or 0 for front in fronts)
     return bool(now > before)

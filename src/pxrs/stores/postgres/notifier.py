@@ -1,9 +1,10 @@
-"""Tells other processes what has changed: NOTIFY after the commit, on another connection.
+"""Notifies other processes of changes: NOTIFY after the commit, on another connection.
 
-Inside the transaction it would take a lock on the whole database at its commit. A thread of its
-own sends, at most every few milliseconds, and for a tenth of the time: beside a thread that commits
-all the time, it would cost as much as the commits. What was committed meanwhile goes together.
-No commit waits for it, and it may be lost: see `change_listener.py`.
+Inside the transaction, NOTIFY would take a lock on the whole database at the commit. So a separate
+thread sends, at most every few milliseconds, and for at most a tenth of the time: beside a thread
+that commits all the time, it would otherwise cost as much as the commits. Changes that were
+committed meanwhile are sent together. No commit waits for a notification, and it may be lost: see
+`change_listener.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pxrs.loop import Loop
 from pxrs.stores.postgres.database import Database
 from pxrs.types import LogPartition
 
-# Seconds between two; and how many times as long as it took to send.
+# Seconds between two notifications; and how many times as long as the last one took to send.
 _PAUSE, _LONGEST_PAUSE = 0.004, 0.01
 _REST = 10
 _LONG = 3600.0
 _LONGEST = 7900
 _MOST = 8
 EVERYTHING = "*"
-# Not synced: what a crash loses are hints.
+# Not synced: a crash loses only hints.
 _NOTIFY = """SELECT pg_notify(%s, word) FROM unnest(%s::text[]) word,
     set_config('synchronous_commit', 'off', true)"""
 
@@ -36,12 +37,12 @@ def channel_of(schema: str) -> str:
 
 
 def place_of(where: LogPartition) -> str:
-    """The name of a partition in words of that kind."""
+    """The name of a partition in a word of kind `PARTITION`."""
     return f"{where.partition}/{where.topic_id}"
 
 
 def payloads(words: Iterable[str]) -> list[str]:
-    """As few texts as carry the words; `EVERYTHING` where they can't be named."""
+    """Pack the words into as few texts as possible; `EVERYTHING` if they do not fit."""
     out, size = [""], 0
     for word in words:
         length = len(word.encode()) + 1
@@ -56,7 +57,7 @@ def payloads(words: Iterable[str]) -> list[str]:
 
 
 class Notifier:
-    """Sends news of this process. Thread-safe; starts its thread at the first ring."""
+    """Sends notifications of this process. Thread-safe; its thread starts at the first `ring`."""
 
     def __init__(self, database: Database, channel: str) -> None:
         self._database = database
@@ -68,7 +69,7 @@ class Notifier:
         database.origin.on_fork(self._abandon)
 
     def ring(self, words: Iterable[str]) -> None:
-        """These have changed."""
+        """Notify other processes that these have changed."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -77,24 +78,24 @@ class Notifier:
         self._sending.wake()
 
     def close(self) -> None:
-        """Send what is left and stop."""
+        """Send what is not sent yet, and stop."""
         with self._lock:
             self._closing.set()
         self._sending.wake()
         self._sending.join(self._database.busy_timeout)
 
     def send(self) -> float | None:
-        """Send what has changed; the seconds until the next time, None at the end."""
+        """Send what has changed; returns the seconds until the next time, None at the end."""
         with self._lock:
             words, self._words = self._words, set()
             if not words:
                 return None if self._closing.is_set() else _LONG
         began = time.monotonic()
-        # Only a hint: a process that waits looks by itself before long.
+        # Only a hint: a waiting process polls by itself before long.
         with suppress(Exception):
             self._database.write(_NOTIFY, (self._channel, payloads(words)))
             took = time.monotonic() - began
-            # Here, since who rings must not wake a thread that pauses.
+            # The pause is here, because a `ring` must not wake this thread during it.
             self._closing.wait(min(max(_PAUSE, _REST * took), _LONGEST_PAUSE))
         return 0.0
 

@@ -1,7 +1,7 @@
-"""Tables and functions in a schema of their own, and how an older one becomes a newer one.
+"""Tables and functions in a schema of their own, and the migration of an older schema.
 
 `sql/schema_<N>.sql` has the step from version N-1 to N of the tables, the other files there have
-the functions, which are made anew by every migration.
+the functions, which every migration creates again.
 
 Rows that are written all the time stay HOT: pages keep room for the next version, and no index
 holds a column that changes. The log is only ever appended to: no row is written twice there.
@@ -24,7 +24,7 @@ OLDEST_SERVER = 13_00_00
 DEFAULT_SCHEMA = "pxrs"
 _LONGEST_NAME = 63
 
-# What `sql/` has beside the steps of the tables: all functions, and the constants that they need.
+# The files in `sql/` with functions, and the constants that these need.
 _FUNCTIONS = (
     *((name, vars(functions)) for name in ("coord", "log", "sessions")),
     *(
@@ -35,7 +35,7 @@ _FUNCTIONS = (
 
 
 def check_schema_name(name: str) -> str:
-    """A name that PostgreSQL keeps as it is."""
+    """Refuse a name that PostgreSQL would not keep as it is."""
     if not name or len(name.encode()) > _LONGEST_NAME or not name.isprintable() or '"' in name:
         raise ConfigError(
             f"schema must be a name of 1 to {_LONGEST_NAME} characters, got {quoted(name)}"
@@ -51,7 +51,7 @@ def in_schema(statement: str, schema: str) -> str:
 
 
 def found_version(connection: psycopg.Connection[Any], schema: str) -> int:
-    """The version of what is in the schema; 0 if pxrs has never used it."""
+    """The version of the schema's tables; 0 if pxrs has never used the schema."""
     row = connection.execute(
         "SELECT to_regclass(%s) IS NOT NULL", (in_schema("@.pxrs_meta", schema),)
     ).fetchone()
@@ -64,7 +64,7 @@ def found_version(connection: psycopg.Connection[Any], schema: str) -> int:
 
 
 def refuse_newer(version: int, schema: str, place: str) -> None:
-    """Refuse what only a newer pxrs understands."""
+    """Refuse a schema that only a newer pxrs understands."""
     if version > VERSION:
         raise SchemaMismatch(
             f"schema {schema!r} of {place} was made by a newer pxrs (version {version}, this one "
@@ -75,10 +75,10 @@ def refuse_newer(version: int, schema: str, place: str) -> None:
 def migrate(
     connection: psycopg.Connection[Any], schema: str, place: str, to: int = VERSION
 ) -> tuple[int, int]:
-    """Bring the schema to this version, or an older one; the versions before and after.
+    """Bring the schema to this version, or an older one; returns the versions before and after.
 
     One process at a time does it, in one transaction. A role that owns the schema needs no
-    right to make one.
+    right to create one.
     """
     if connection.info.server_version < OLDEST_SERVER:
         raise ConfigError(f"PostgreSQL {connection.info.server_version // 10000} is too old")

@@ -1,18 +1,19 @@
-"""Sessions: rows judged by the server's clock, with an advisory lock that tells a death at once.
+"""Sessions: rows judged by the server's clock, with an advisory lock that shows a death at once.
 
-A session is alive while its row is there; ending it deletes the row and everything written
+A session is alive while its row exists; ending it deletes the row and everything written
 with it, in one transaction. Why a verdict can't be taken back:
 
 - Renewing is one statement on the row, conditional on its time not being over. Ending by time is
   one statement too, which looks at the row again once it has locked it. One of the two is first.
-- The lock is taken on a connection of this process before the row is there, so a free lock means
-  that the connection is closed. Not after the server was started again, which frees every lock;
-  and not behind a pooler, whose connections are not ours. Then only the clock counts. So it is for
-  sessions that are lent, which outlive the process: they have no lock.
-- Who may end the session of another process by its time, and when, stands in
+- The lock is taken on a connection of this process before the row is inserted, so a free lock means
+  that the connection is closed. This does not hold after a restart of the server, which frees every
+  lock, nor behind a pooler, whose connections belong to the pooler. Then only the clock counts. The
+  same goes for sessions that are lent, which outlive the process: they have no lock.
+- Which process may end the session of another one by its time, and when, is decided in
   `pxrs.stores.observer`.
 
-The process hears of its closed connection too, from its own socket, and counts the session as over.
+The process itself notices its closed connection, too, from its own socket, and counts the session
+as over.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _OPEN = """INSERT INTO @.pxrs_sessions
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
-# Of one that is lent the owner names the handle, too, that has adopted it last.
+# The owner of a lent session also names the handle that has adopted it last.
 _ADOPT = """UPDATE @.pxrs_sessions
     SET deadline = clock_timestamp() + ttl * interval '1 second', owner = %b
     WHERE id = %b AND deadline > clock_timestamp() RETURNING ttl"""
@@ -81,7 +82,7 @@ class Observation:
         return self.look(self._database.read, self._database.write)
 
     def look(self, read: Statement, write: Statement) -> bool:
-        """Find the sessions that are over and end them; whether there were any."""
+        """Find the sessions that are over and end them; returns whether there were any."""
         sent = self._clock.monotonic()
         try:
             (answer,) = read(f"SELECT {SUSPECTS}", ())
@@ -91,7 +92,7 @@ class Observation:
         return self.judge(answer, sent, write)
 
     def judge(self, answer: Row, sent: float, write: Statement) -> bool:
-        """End the sessions that are over by the answer to the question, asked at `sent`."""
+        """End the sessions that are over by this answer to a query that was sent at `sent`."""
         server, found = answer
         suspects, unlocked = _read(found)
         judged = self.observer.judge(suspects, sent, server)
@@ -109,7 +110,7 @@ def _read(found: str | None) -> tuple[list[Suspect], list[str]]:
 
 
 class Anchor:
-    """The connection whose end is the end of this process's sessions."""
+    """The connection that holds the locks of this process's sessions: they end with it."""
 
     def __init__(self, connection: Pg) -> None:
         self.connection = connection
@@ -121,9 +122,9 @@ class Anchor:
         return not self.lost
 
     def drop(self, database: Database) -> None:
-        """Close the connection, but not under a thread that waits for its answer.
+        """Close the connection, but not while a thread waits for an answer on it.
 
-        That one waits for a socket by its number, which the next connection may get: then it
+        That thread waits for a socket by its number, which the next connection may get: then it
         would wait for ever.
         """
         self.lost = True
@@ -159,7 +160,7 @@ class Sessions:
 
     @property
     def shortest_ttl(self) -> float | None:
-        """The TTL of the session that can be over first."""
+        """The shortest TTL of these sessions."""
         return min((session.ttl for session in list(self._held.values())), default=None)
 
     def open(self, ttl: float) -> TimedSession:
@@ -231,7 +232,7 @@ class Sessions:
                 run(anchor.connection, _UNLOCK, (lock,))
 
     def close(self) -> None:
-        """End all of them, as far as the server can be reached."""
+        """End all of them, if the server can be reached."""
         for session in list(self._held.values()):
             with suppress(PxrsError):
                 session.close()

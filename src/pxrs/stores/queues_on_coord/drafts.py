@@ -1,8 +1,8 @@
 """Commits: how one is drafted, and the one loop in which drafts are committed.
 
-A `Draft` collects what a commit expects and what it writes. It moves items between the records
-that say where they stand, keeps each key's items in order, and moves the ends of queues. The
-`Directory` remembers which queues there are and where they end.
+A `Draft` collects the checks and the writes of a commit. It moves items between the records of
+their states, keeps each key's items in order, and moves the ends of queues. The `Directory`
+remembers which queues there are and where they end.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ T = TypeVar("T")
 _MOST_ATTEMPTS = 500
 _LONGEST_PAUSE = 0.05
 
-# Records that have a part in a commit: of the transaction itself and of one queue, ...
+# How many records take part in a commit: of the transaction itself and of one queue, ...
 _OVERHEAD = 9
 # ... of an item that is removed (meta twice, item, two locks), ...
 _PER_ITEM = 5
 # ... and of its key (its order twice, and the one that shows next twice).
 _PER_KEY = 4
-# For everything about an item but its body.
+# Bytes for everything about an item but its body.
 _HEADER_BYTES = 32 * 1024
 # Errors of all items of a transaction have to fit into one commit.
 _LONGEST_ERROR = 2_000
 _SWEPT_AT_ONCE = 50
-# Items have bodies: not too many at once.
+# Items have bodies, so not too many are read at once.
 _DELETED_AT_ONCE = 20
 
 
 class Attempts:
-    """Counts the attempts at something that others may keep from succeeding."""
+    """Counts the attempts at a commit that other processes may cause to fail."""
 
     def __init__(self, failure: str) -> None:
         self._failure = failure
         self._made = 0
 
     def begin(self) -> None:
-        """Pause before every attempt but the first, at random, so that rivals come apart.
+        """Pause before every attempt but the first, for a random time, to separate rivals.
 
         Raises `TransactionConflict` after too many.
         """
@@ -118,21 +118,25 @@ class Directory:
         return [_queue(name, head) for name, head in self._heads() if not head.deleting]
 
     def deleting(self) -> list[str]:
-        """Queues whose deletion was begun and not finished."""
+        """Queues whose deletion has begun and is not finished."""
         return [name for name, head in self._heads() if head.deleting]
 
     def known(self, name: str) -> Known | None:
-        """The queue as it was lately; None if there is none now."""
+        """The queue as it was read lately; None if there is none now."""
         with self._lock:
             if name in self._known:
                 return self._known[name]
         at = Layout(name)
-        head = self._coord.get(at.head)
-        if head is None or decode(head.value, Head).deleting:
-            return None
-        tail = self._coord.get(at.tail) or self._make_tail(at, head.version)
-        if tail is None:
-            return None
+        while True:
+            # In this order, because deletion removes the tail. If the tail is still this one at a
+            # commit, the queue was the same all the time since it was read: so the head is its own.
+            tail = self._coord.get(at.tail)
+            head = self._coord.get(at.head)
+            if head is None or decode(head.value, Head).deleting:
+                return None
+            if tail is not None:
+                break
+            self._make_tail(at, head.version)
         known = Known(
             _queue(name, decode(head.value, Head)),
             head.version,
@@ -145,12 +149,12 @@ class Directory:
                 self._known[name] = known
         return known
 
-    def _make_tail(self, at: Layout, head_version: int) -> Versioned | None:
-        """Make the tail of a queue that has lost it, behind its items; None if the queue is gone.
+    def _make_tail(self, at: Layout, head_version: int) -> None:
+        """Make the tail of a queue that has lost it, behind its items, unless the queue is gone.
 
         Deletions of earlier releases could remove the tail of a queue that was made meanwhile.
-        While there is none nothing is put, so what is read here is all there is; and the commit
-        is conditional on the head, so a queue that is deleted by now gets none.
+        While there is no tail nothing is put, so the items read here are all there are; and the
+        commit is conditional on the head, so a queue that is deleted by now gets no tail.
         """
         live = [number_of(each) for each in self._coord.list(at.items)]
         dead = [number_of(each) for each in self._coord.list(at.dlq)]
@@ -158,15 +162,14 @@ class Directory:
         tail = encode(Tail(max(live + dead, default=0) + 1, put))
         checks = [Check(at.head, head_version), Check(at.tail, 0)]
         self._coord.commit(checks, [Put(at.tail, tail)])
-        return self._coord.get(at.tail)
 
     def forget(self, name: str) -> None:
-        """Read the queue again when it is needed: a check failed."""
+        """Forget the queue, because a check failed: it is read again when it is needed."""
         with self._lock:
             self._known.pop(name, None)
 
     def learn(self, name: str, tail: Tail, outcome: Committed, now_ms: int) -> None:
-        """Remember what a commit has made that moved the tail, or made the queue at `now_ms`."""
+        """Remember the result of a commit that moved the tail, or made the queue at `now_ms`."""
         at, versions = Layout(name), outcome.versions
         with self._lock:
             before = self._known.get(name)
@@ -179,12 +182,12 @@ class Directory:
     def finish_deletion(self, at: Layout) -> None:
         """Remove every record of a queue that is marked as deleted, then the mark. In any process.
 
-        Nothing can be taken or put any more, but what is given back meanwhile moves once, maybe
-        past us: so it has to be found empty twice.
+        Nothing can be taken or put any more, but an item that is given back meanwhile moves once,
+        maybe to where this has looked already: so the queue has to be found empty twice.
 
-        The version of the mark names the incarnation that is deleted, and every commit is
+        The version of the mark identifies the incarnation that is deleted, and every commit is
         conditional on it. When another process has removed the mark, a producer may have made
-        the queue anew: what is in the folder then is not ours to remove.
+        the queue anew: then the records in the folder must not be removed.
         """
         head = self._coord.get(at.head)
         if head is None or not decode(head.value, Head).deleting:
@@ -218,22 +221,23 @@ class Context:
         self.directory = Directory(coord)
         # How many records of items fit into one commit.
         self.room = coord.limits.operations - _OVERHEAD
-        # Within these one commit surely fits, for items without a key, in one queue.
+        # A change within these limits surely fits into one commit, for items without a key, in one
+        # queue.
         self.limits = QueueLimits(
             items=self.room // _PER_ITEM,
             body_bytes=coord.limits.value_bytes - _HEADER_BYTES,
         )
-        # Up to which record each folder has been swept.
+        # For each folder, the last record that was swept.
         self._swept: dict[str, str] = {}
 
     def draft(self, refused: Conflict | None = None) -> Draft:
         return Draft(self.coord, self.directory, self.clock.wall_ms(), refused)
 
     def commit(self, failure: str, build: Callable[[Draft], T]) -> T:
-        """Commit what `build` drafts; what it returned.
+        """Commit what `build` drafts; returns its result.
 
-        It is built anew, from fresh reads, as often as something that it builds on has changed:
-        then `Draft.refused` says what. A draft in which it wrote nothing is not sent.
+        `build` is called again, to read afresh, whenever a record that the draft builds on has
+        changed: then `Draft.refused` has these records. A draft without writes is not sent.
         """
         attempts = Attempts(failure)
         refused: Conflict | None = None
@@ -249,7 +253,7 @@ class Context:
             refused = outcome
 
     def sweep(self, folder: str, is_old: Callable[[Versioned], bool]) -> None:
-        """Remove some of a folder's records that are old, round and round."""
+        """Remove some old records of a folder; each call goes on where the last one stopped."""
         found = self.coord.list(folder, after=self._swept.get(folder), limit=_SWEPT_AT_ONCE)
         self._swept.pop(folder, None)
         if len(found) == _SWEPT_AT_ONCE:
@@ -262,7 +266,7 @@ class Context:
             )
 
     def has_session(self, session: str) -> bool:
-        """Whether it lives. Writes only where nothing was written with it yet."""
+        """Whether it lives. Writes only if nothing was written with the session yet."""
         try:
             self.require_session(session)
         except SessionLost:
@@ -270,7 +274,7 @@ class Context:
         return True
 
     def require_session(self, session: str) -> None:
-        """Raise `SessionLost` if it is over: a record that was put with it would be gone."""
+        """Raise `SessionLost` if it is over: then a record that was put with it is gone."""
         if self.coord.get(holder_key(session)) is None:
             draft = self.draft()
             draft.vouch(session)
@@ -280,8 +284,8 @@ class Context:
 class Draft:
     """Collects checks and writes. Nothing is done until `commit`.
 
-    `refused`: what the attempt before this one found changed; None if this is the first.
-    `versions`: of what was put, once it is committed.
+    `refused`: the records that the attempt before found changed; None if this is the first.
+    `versions`: those of the records that were put, once the draft is committed.
     """
 
     def __init__(
@@ -303,7 +307,7 @@ class Draft:
         self._tails: dict[str, Tail] = {}
 
     def require(self, key: str, version: int) -> None:
-        """Only if the record still has this version; 0: only if there is none, and it is put."""
+        """Commit only if the record has this version; 0: only if there is none, and it is put."""
         self._checks[key] = version
 
     def put(
@@ -321,7 +325,7 @@ class Draft:
         self._writes[key] = Delete(key)
 
     def vouch(self, *sessions: str) -> None:
-        """Only if the sessions live: a record is put with each."""
+        """Commit only if the sessions live: puts a record with each."""
         for session in sessions:
             self.put(holder_key(session), b"", session)
 
@@ -353,13 +357,13 @@ class Draft:
         operations = len(self._checks) + len(self._writes)
         if operations > limits.operations:
             raise InvalidRequest(
-                f"{operations} records have a part in this transaction; this store takes "
+                f"{operations} records take part in this transaction; this store takes at most "
                 f"{limits.operations}: take or put fewer items, of fewer keys and queues"
             )
         size = sum(len(write.value) for write in self._writes.values() if isinstance(write, Put))
         if size > limits.value_bytes:
             raise InvalidRequest(
-                f"{size} bytes in one transaction; this store takes {limits.value_bytes} in all: "
+                f"{size} bytes in one transaction; this store takes at most {limits.value_bytes}: "
                 "put fewer items at once, or keep their bodies elsewhere"
             )
 
@@ -370,14 +374,14 @@ class Draft:
         return None if known is None else known.queue
 
     def require_queue(self, at: Layout) -> bool:
-        """Only if the queue is not deleted meanwhile; false if there is none now."""
+        """Commit only if the queue is not deleted meanwhile; returns false if there is none now."""
         known = self._known(at.queue)
         if known is not None:
             self.require(at.head, known.head_version)
         return known is not None
 
     def make_queue(self, name: str, fifo: bool, tail: Tail | None = None) -> None:
-        """Make the queue. What is left of a deleted one of the name goes first."""
+        """Make the queue, after removing what is left of a deleted one of that name."""
         at = Layout(name)
         if self.coord.get(at.head) is not None:
             self._directory.finish_deletion(at)
@@ -385,7 +389,7 @@ class Draft:
         self.put(at.tail, encode(tail or Tail()), version=0)
 
     def end(self, name: str) -> int:
-        """The first number that no item of the queue can have yet."""
+        """The first number above all items of the queue."""
         return self._tail(name).next
 
     def next_number(self, name: str, *, put: int = 1) -> int:
@@ -395,7 +399,7 @@ class Draft:
         return tail.next
 
     def admit(self, name: str, number: int) -> None:
-        """Count an item that comes with a number of its own; later ones come after it."""
+        """Count an item that has a number already; later items come after it."""
         tail = self._tail(name)
         self._tails[name] = Tail(max(tail.next, number + 1), tail.put + 1, tail.dropped)
 
@@ -434,14 +438,14 @@ class Draft:
         self.attach(at, standing)
 
     def attach(self, at: Layout, standing: Standing) -> None:
-        """Let it be handed out when its time and its turn have come."""
+        """Add the record by which the item is handed out when its time and its turn have come."""
         if standing.key_order is None:
             self.put(at.shown(standing, self.now_ms), encode(standing))
         else:
             self.order(at, standing.key_order).add(standing)
 
     def detach(self, at: Layout, entry: Entry) -> None:
-        """Take it from where it stands, if it still stands there at the commit."""
+        """Remove the item's record, if it is unchanged at the commit."""
         standing = entry.standing
         self.delete(entry.key, entry.version)
         order = None if standing.key_order is None else self.order(at, standing.key_order)
@@ -456,7 +460,7 @@ class Draft:
             order.held.discard(standing.number)
 
     def hold(self, at: Layout, entry: Entry, held: Standing, holder: Holder) -> bool:
-        """Hand it out: counted and locked in the same commit. False if it is not its turn."""
+        """Hold it: counted and locked in the same commit. Returns false if it is not its turn."""
         order = None if held.key_order is None else self.order(at, held.key_order)
         if order is not None and not order.yields(entry, holder):
             return False
@@ -484,7 +488,7 @@ class Draft:
             self.delete(at.item(entry.standing.number))
 
     def bury(self, at: Layout, entry: Entry, error: str) -> bool:
-        """Make it a dead item; false if it is not there any more."""
+        """Make it a dead item; returns false if it is gone."""
         number = entry.standing.number
         found = self.coord.get(at.item(number))
         if found is None:
@@ -500,7 +504,7 @@ class Draft:
 class KeyOrder:
     """A key's items, in order: the first shows, unless one of them is held.
 
-    Every change of it writes the order's record under a check: one at a time.
+    Every change writes the order's record under a check, so only one can happen at a time.
     """
 
     def __init__(self, coord: CoordStore, at: Layout, name: str) -> None:
@@ -529,7 +533,7 @@ class KeyOrder:
             self._gone.add(entry.standing.number)
 
     def yields(self, entry: Entry, holder: Holder) -> bool:
-        """Whether the holder may have it: as the front, or behind what it holds."""
+        """Whether the holder may take it: as the front, or behind items that it holds."""
         if self.held:
             return self._holder == holder
         return self._front == entry.key
@@ -539,7 +543,7 @@ class KeyOrder:
         self._holder = holder
 
     def settle(self, draft: Draft) -> None:
-        """Show the first item, unless some are held; write what has become of the order."""
+        """Show the first item, unless some are held; write the order's record."""
         if not self.held:
             self._holder = None
             self._hide_front(draft)
@@ -555,7 +559,7 @@ class KeyOrder:
             draft.delete(key, self._version)
 
     def _hide_front(self, draft: Draft) -> None:
-        """Put what shows back among the waiting ones if one with a lower number has come."""
+        """Move the item that shows back to the waiting ones if one with a lower number came."""
         if self._front is None or not self._added:
             return
         if int(self._front.rpartition(".")[2]) < min(self._added):

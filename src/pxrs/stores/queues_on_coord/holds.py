@@ -1,4 +1,4 @@
-"""Keeps what this process holds, ends holds in time, and frees what has no holder any more."""
+"""Remembers items held by this process, ends holds in time, and frees items without a holder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HOLDERS_KNOWN = 10_000
 _SPARE_SESSIONS = 8
 # How often a process that takes from a queue looks for items to free, if the queue is never empty.
 _REAP_EVERY = 1.0
-# An engine may end a session a little late; its end wakes who waits, too.
+# An engine may end a session a little late. The end itself wakes watches, too.
 _OVERDUE = 0.25
 
 
 class Holds:
     """Items that this process holds, as they were handed out: a commit need not read them first.
 
-    They may be out of date. The store's checks decide.
+    They may be out of date: the store's checks in the commit decide.
     """
 
     def __init__(self, coord: CoordStore) -> None:
@@ -42,7 +42,7 @@ class Holds:
                 del self._held[next(iter(self._held))]
 
     def find(self, holder: Holder, held: Held, *, fresh: bool = False) -> Entry | None:
-        """Find how this very delivery stands; None if this holder does not have it."""
+        """Find the entry of this very delivery; None if this holder does not have it."""
         with self._lock:
             entry = self._held.get(holder, {}).get((held.queue, held.id))
         if fresh or entry is None:
@@ -71,7 +71,7 @@ class Holds:
         return found
 
     def ending_with(self, session: str) -> bool:
-        """Whether the time of any hold is counted by this session."""
+        """Whether this session ends any hold."""
         with self._lock:
             return any(
                 entry.standing.until == session
@@ -81,10 +81,10 @@ class Holds:
 
 
 class Deadlines:
-    """Sessions that count the time of holds which have an end.
+    """Sessions that end holds with a deadline.
 
     Two machines' clocks are never compared: the engine ends the session, and with it the lock.
-    One that counts for nothing any more is used again: opening one is dear on ZooKeeper.
+    A session that no hold needs any more is used again: opening one is expensive on ZooKeeper.
     """
 
     def __init__(self, coord: CoordStore, holds: Holds) -> None:
@@ -98,7 +98,7 @@ class Deadlines:
     def counting(self, seconds: float) -> Iterator[Session]:
         """A session that ends `seconds` from now, for holds that the block makes.
 
-        If nothing is held by it after the block it is kept for later.
+        If no hold depends on it after the block, it is kept for later.
         """
         session = self._spare_one(seconds) or self._coord.session(seconds)
         with self._lock:
@@ -108,7 +108,7 @@ class Deadlines:
         except (SessionLost, Fenced):
             raise
         except BaseException:
-            # Something may be held by it, for all we know: nobody renews it, and it has to end.
+            # A hold may depend on it: it must end on time, so it is not kept to be renewed.
             with self._lock:
                 self._used.pop(session.id, None)
             raise
@@ -128,7 +128,7 @@ class Deadlines:
                 return session
 
     def release(self, *sessions: str | None) -> None:
-        """Keep sessions for later by which nothing is counted any more."""
+        """Keep those of the sessions for later on which no hold depends any more."""
         over: list[Session] = []
         for name in set(sessions):
             if name is None or self._holds.ending_with(name):
@@ -161,9 +161,9 @@ class Reaped(NamedTuple):
 
 
 class Reaper:
-    """Frees items whose lock is gone while the record of who held them is not. In any process.
+    """Frees items whose lock is gone but whose hold record is not. Any process does it.
 
-    Time is the engine's: a lock is there or it is not.
+    It compares no times: the engine removes the lock.
     """
 
     def __init__(self, context: Context) -> None:
@@ -176,7 +176,11 @@ class Reaper:
             self.reap(at)
 
     def reap(self, at: Layout) -> Reaped:
-        """The held ones first, then the locks: one that was given up in between was moved."""
+        """Free items of a queue whose lock is gone.
+
+        Reads held items first, then locks: an item that was given back in between has moved, and
+        the commit that would free it is refused.
+        """
         coord = self._context.coord
         self._last[at.queue] = self._context.clock.monotonic()
         held = [entry_of(record) for record in coord.list(at.metas)]
@@ -194,7 +198,7 @@ class Reaper:
         return Reaped(freed, waits)
 
     def _free(self, at: Layout, entry: Entry) -> bool:
-        """False if another process, or its holder, was faster."""
+        """Free one item; returns false if another process, or its holder, was faster."""
         standing = entry.standing
         draft = self._context.draft()
         if standing.most is not None and standing.deliveries >= standing.most:

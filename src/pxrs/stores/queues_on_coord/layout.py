@@ -1,4 +1,4 @@
-"""Which records a queue consists of, and what stands in them.
+"""The records of a queue, and their contents.
 
 ```
 queue-list/<queue>                      whether it is fifo, when it was made
@@ -17,8 +17,8 @@ queues/<queue>/dlq/item-<number>        a dead item
 queues/<queue>/seen/<hash>              a dedupe key, and until when it counts
 ```
 
-Every live item has its `item` and exactly one record that says where it stands. A commit that
-moves it checks the version of that record and deletes it, so of two that move it one succeeds.
+Every live item has its `item` and exactly one record for its state. A commit that moves it checks
+the version of that record and deletes it, so of two commits that move it one succeeds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A queue. One that is `deleting` does not exist any more: its records are being removed."""
+    """A queue. One that is `deleting` no longer exists: its records are being removed."""
 
     fifo: bool
     created_ms: int
@@ -50,7 +50,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """The end of the queue. The number of done items follows from it and from what is there."""
+    """The end of the queue. The number of done items follows from it and from the items left."""
 
     next: int = 1
     put: int = 0
@@ -63,7 +63,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     priority: int = 0
     put_ms: int
-    # Of a dead one: how it stood, and when it died.
+    # Of a dead item: its last state, and when it died.
     standing: Standing | None = None
     dead_ms: int | None = None
 
@@ -79,7 +79,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     suspect: bool = False
     error: str = ""
     taken_ms: int | None = None
-    # Of a held one. `until`: the session that ends when the hold does.
+    # Of a held item. `until`: the session that ends when the hold does.
     holder: Holder | None = None
     most: int | None = None
     until: str | None = None
@@ -101,7 +101,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Entry(NamedTuple):
-    """A standing, and the record that it is."""
+    """A standing, and the key and version of its record."""
 
     key: str
     version: int
@@ -184,7 +184,7 @@ class Layout:
 
 
 def order_name(queue: Queue, key: str | None) -> str | None:
-    """The name of what an item stays in order with: its key, or the whole of a fifo queue."""
+    """The name of an item's key order: of its key, or of the whole fifo queue."""
     if queue.fifo:
         return "fifo"
     return None if key is None else f"key-{part_name(key)}"
@@ -220,7 +220,7 @@ def decode(value: bytes, kind: type[R]) -> R:
 
 
 def encode_item(item: Item, body: bytes) -> bytes:
-    """One line about it, then the body as it is: both can be read with the engine's own tools."""
+    """One line of JSON, then the body as it is: the engine's own tools can show both."""
     return msgspec.json.encode(item) + b"\n" + body
 
 

@@ -1,6 +1,6 @@
-"""Reads whole queues: which items there are and how they stand.
+"""Reads whole queues: which items there are, and their states.
 
-By listing: fine for some thousands of items.
+It lists all records: fine for some thousands of items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pxrs.types import ItemState, StoredItem
 
 
 class Stored(NamedTuple):
-    """An item as it lies in the queue, and how it stands; None if it just moves."""
+    """An item as it is stored, and its `entry`, which is None while the item is moving."""
 
     number: int
     item: Item
@@ -40,7 +40,7 @@ class Stored(NamedTuple):
         standing = self.item.standing or (self.entry.standing if self.entry else None)
         standing = standing or Standing(number=self.number)
         state = self.state(at, now_ms)
-        # The time of one that is not due, also of one that waits behind another of its key.
+        # Shows the time of an item that is not due, also if it waits behind another of its key.
         is_late = state in (ItemState.DELAYED, ItemState.WAITING) and standing.visible_ms > now_ms
         return StoredItem(
             id=self.number,
@@ -59,12 +59,12 @@ class Stored(NamedTuple):
 
 
 def survey(coord: CoordStore, at: Layout) -> dict[int, Entry]:
-    """Where the live items of a queue stand. It may miss one that moves meanwhile: look again."""
+    """The entries of the queue's live items. May miss one that moves meanwhile: `look_again`."""
     return _entries(coord, at.ready, at.delayed, at.all_waiting, at.metas)
 
 
 def look_again(coord: CoordStore, at: Layout, seen: dict[int, Entry]) -> None:
-    """Look where items go from everywhere else: in the end all are seen."""
+    """Look once more in the folders that items move to: in the end all are seen."""
     seen |= _entries(coord, at.metas, at.ready)
 
 
@@ -97,7 +97,7 @@ def live_items(
 def shown_items(
     coord: CoordStore, at: Layout, wanted: Sequence[ItemState], after: int, page: int, now_ms: int
 ) -> Iterator[StoredItem]:
-    """Items in the wanted states, by number. Read page by page, the live beside the dead."""
+    """Items in the wanted states, by number. Reads live and dead items side by side, in pages."""
     seen = survey(coord, at) if any(state in LIVE for state in wanted) else None
     while True:
         live = [] if seen is None else live_items(coord, at, after, page, seen)
@@ -105,7 +105,7 @@ def shown_items(
         if ItemState.DEAD in wanted:
             records = coord.list(at.dlq, after=at.dead(after), limit=page)
             dead = [Stored(number_of(each), *decode_item(each.value)) for each in records]
-        # Beyond the end of a full page there may be more of the one than of the other.
+        # Beyond the end of a full page there may be more items of its kind: cut both pages there.
         ends = [each[-1].number for each in (live, dead) if len(each) == page]
         end = min(ends, default=NUMBERS_END)
         for each in sorted([*live, *dead], key=lambda each: each.number):
@@ -123,7 +123,7 @@ def standing_in(
     states: Container[ItemState],
     now_ms: int,
 ) -> list[Entry]:
-    """Lists items in these states, all or those of these numbers; the last first, then the dead."""
+    """Lists items in these states, all or only `ids`: live ones from the end, then dead ones."""
     seen = survey(coord, at)
     look_again(coord, at, seen)
     found = [

@@ -1,11 +1,12 @@
 """A `QueueStore` that needs nothing but a `CoordStore`: work queues on etcd and ZooKeeper.
 
 An item is held by a lock that is bound to the holder's session, so the engine itself frees what
-a dead process held; what was done, given back or put is one commit, conditional on everything
-that it builds on. `layout` shows the records. Good for some thousands of items in a queue.
+a dead process held. Removing, giving back and putting items is one commit, conditional on
+everything that it builds on. `layout` shows the records. Good for some thousands of items in a
+queue.
 
-Delays and dedupe windows are counted by the wall clocks of those who use the queue. Holds are
-not: those end with sessions, which the engine ends.
+Delays and dedupe windows are counted by the wall clocks of the processes that use the queue. Holds
+are not: those end with sessions, which the engine ends.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ from pxrs.types import (
 )
 
 _PAGE = 100
-# Records that have a part in restoring an item, which must not be there yet, ...
+# How many records a restored item takes in a commit, which must not exist yet, ...
 _PER_RESTORED = 3
 # ... and its key: the order itself, the one that showed so far, and the one that shows now.
 _PER_RESTORED_KEY = 8
-# What a lot of restored items may weigh, and what an item weighs besides its body and its error.
+# The most bytes in one lot of restored items, and the bytes of an item besides body and error.
 _LOT_BYTES = 500_000
 _ITEM_BYTES = 1_000
 
@@ -111,7 +112,7 @@ class RecipeQueues:
         self._origin = Origin()
 
     def close(self) -> None:
-        """The coordination store is its opener's to close; in a forked child nothing is."""
+        """Close this handle. Not the coordination store; and nothing in a forked child."""
         if not self._closed and not self._origin.is_parent:
             self._closed = True
             self._deadlines.close()
@@ -144,7 +145,7 @@ class RecipeQueues:
         return self._directory.all()
 
     def delete(self, name: str) -> None:
-        """Mark it: then it is gone. The rest is tidying, which any process can finish."""
+        """Mark it as deleted: then it is gone. Any process can finish removing its records."""
         self._begin()
         at = Layout(name)
 
@@ -175,21 +176,21 @@ class RecipeQueues:
         return not _is_seen(seen, self._clock.wall_ms())
 
     def _next_due(self, at: Layout) -> list[float]:
-        """Seconds until a delayed item shows that does not show yet."""
+        """Seconds until the next delayed item that is not due yet."""
         now_ms = self._clock.wall_ms()
         last_due = f"{at.delayed}{now_ms:015d}.~"
         first = self._coord.list(at.delayed, after=last_due, limit=1)
         return [(entry_of(record).standing.visible_ms - now_ms) / 1000 for record in first]
 
     def watch(self, *queues: str) -> Watch:
-        """Takes of others wake, too: a wake-up is a hint, and an empty take writes nothing."""
+        """See `QueueStore`. Takes of others wake it, too: it is a hint, an empty take is cheap."""
         self._begin()
         folders = []
         for at in map(Layout, queues):
             folders += [at.ready, at.delayed, at.locks, at.key_orders]
         return self._coord.watch(*folders)
 
-    # What holders do with items
+    # Calls of holders
 
     def take(
         self,
@@ -238,7 +239,7 @@ class RecipeQueues:
         return self._receipts.outcome(session, unit)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
-        """Give back one that is dead by itself, the others in lots that fit into a commit."""
+        """Give items back: each dead one in its own commit, the others in lots that fit one."""
         validate_releases(releases)
         self._begin()
         found = [(each, self._holds.find(holder, each.held)) for each in dict.fromkeys(releases)]
@@ -268,7 +269,7 @@ class RecipeQueues:
             entries = self._context.commit("items could not be given back", build)
         except SessionLost:
             if len(releases) > 1 and self._context.has_session(holder.session):
-                # The time of some of them is over.
+                # Some of the holds have ended.
                 for release in releases:
                     self._release(holder, [release])
                 return
@@ -323,16 +324,16 @@ class RecipeQueues:
         self._deadlines.release(*(entry.standing.until for entry in entries))
 
     def _who_ended(self, holder: Holder, held: Sequence[Held]) -> PxrsError:
-        """The error for the end of the holder's session, or of one that counted a hold's time."""
+        """The error for the end of the holder's session, or of one that ended a hold."""
         if not self._context.has_session(holder.session):
             return SessionLost(f"session {holder.session} is over, and what it held is free")
         names = ", ".join(f"{each.id} of queue {each.queue!r}" for each in held)
-        return Fenced(f"of items {names} one was held for too long, and is not held any more")
+        return Fenced(f"one of these items was held for too long and is not held any more: {names}")
 
-    # What people do with items
+    # Administration
 
     def stats(self, queue: str) -> QueueStats:
-        """Count what is there, again until nothing was put meanwhile."""
+        """Count the items; repeats until nothing was put meanwhile."""
         self._begin()
         at = Layout(queue)
         self._reaper.reap(at)
@@ -376,7 +377,8 @@ class RecipeQueues:
         most = page_size(limit)
         self._begin()
         at, wanted, first = Layout(queue), states_or(states, LIVE), max(0, after or 0)
-        if first >= NUMBERS_END:
+        # The items of a deleted queue are still being removed.
+        if first >= NUMBERS_END or self._directory.find(queue) is None:
             return []
         self._reaper.reap(at)
         page, now_ms = min(most, _PAGE), self._clock.wall_ms()
@@ -389,7 +391,7 @@ class RecipeQueues:
         return self._remove(Layout(queue), None, states_or(states, LOOSE))
 
     def _remove(self, at: Layout, ids: set[int] | None, states: Sequence[ItemState]) -> int:
-        """Remove those at the end of a key's order first: else every removal would show another."""
+        """Remove items, the last of each key first: else every removal would show another."""
         self._begin()
         self._reaper.reap(at)
         picked = standing_in(self._coord, at, ids, states, self._clock.wall_ms())
@@ -397,7 +399,7 @@ class RecipeQueues:
         return sum(self._remove_lot(at, lot, states) for lot in by_cost)
 
     def _remove_lot(self, at: Layout, lot: list[Entry], states: Container[ItemState]) -> int:
-        """Remove them in one commit; those that have moved meanwhile are looked up again."""
+        """Remove items in one commit; looks up those again that have moved meanwhile."""
         numbers = {entry.standing.number for entry in lot}
 
         def build(draft: Draft) -> int:
@@ -442,10 +444,10 @@ class RecipeQueues:
     def restore(self, queue: str, items: Sequence[StoredItem]) -> int:
         """See `pxrs.stores.api.ItemRestorer`.
 
-        In lots that fit into a commit, each conditional on the queue's tail: so two who restore the
-        same can't both find it missing. Below the tail nobody else makes an item of a given number,
-        and one that is there goes one way only, from live to dead: read in this order, it is not
-        missed.
+        In lots that fit into a commit, each conditional on the queue's tail: so two processes that
+        restore the same item can't both find it missing. Below the tail no other process creates an
+        item of a given number, and an existing item goes one way only, from live to dead: when read
+        in this order, it is not missed.
         """
         self._begin()
         validate_restored(items, self.limits)
@@ -475,6 +477,8 @@ class RecipeQueues:
             queue = draft.queue(at.queue)
             if queue is None:
                 raise QueueNotFound(at.queue)
+            # Also if all are found: they may be those of a queue that is being deleted.
+            draft.require_queue(at)
             end = draft.end(at.queue)
             fresh = [item for item in lot if item.id >= end or not is_there(item.id)]
             for item in fresh:
@@ -486,14 +490,23 @@ class RecipeQueues:
 
 
 def _put(draft: Draft, new: NewItem, seen: set[str]) -> int | None:
-    """The new item's number; None if its dedupe key was seen, before or in this very draft."""
+    """Add an item; returns its number, None if its dedupe key was seen, before or in this draft.
+
+    Until a deleted queue's folder is empty it has the dedupe keys of that queue, which count no
+    more. So they are read only if there is a queue, and after it; and a duplicate is one only if
+    that very queue is still there at the commit. All the time in between the folder was its own.
+    """
     at = Layout(new.queue)
-    queue = draft.queue(new.queue) or Queue(name=new.queue)
+    existing = draft.queue(new.queue)
+    queue = existing or Queue(name=new.queue)
     validate_for(queue, new)
     if new.dedupe is not None:
         key = at.seen(new.dedupe)
-        found = None if key in seen else draft.coord.get(key)
-        if key in seen or (found is not None and _is_seen(found, draft.now_ms)):
+        if key in seen:
+            return None
+        found = None if existing is None else draft.coord.get(key)
+        if found is not None and _is_seen(found, draft.now_ms):
+            draft.require_queue(at)
             return None
         seen.add(key)
         record = Seen(draft.now_ms + delay_ms(new.dedupe_window))
@@ -525,7 +538,7 @@ def _give_back(draft: Draft, entry: Entry, release: Release) -> None:
 
 
 def _vouch(draft: Draft, holder: Holder, entries: Sequence[Entry]) -> None:
-    """Do nothing for a session that is over, nor when the time of a hold is."""
+    """Make the commit fail if the holder's session, or one that ends a hold, is over."""
     if entries:
         ends = {entry.standing.until for entry in entries if entry.standing.until is not None}
         draft.vouch(holder.session, *sorted(ends))

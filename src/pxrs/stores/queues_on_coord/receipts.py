@@ -1,10 +1,9 @@
-"""Evidence of units: answers what became of one whose commit was not answered.
+"""Evidence of units: finds out the outcome of a unit whose commit was not answered.
 
-Each unit makes a record of its own, under its name, so a unit that is still on its way can be
-told to stay away: by making that record first. The record goes with a later commit of the same
-session, once the committer knows that it was done. A process sweeps those of a
-session that it has known to be over for an hour of its own monotonic clock: no two hosts' clocks
-are compared.
+Each unit creates a record under its own name. So a unit that is still on its way can be stopped, by
+creating that record first. A later commit of the same session removes the record, once the
+committer knows that the unit was done. A process sweeps the records of a session that it has known
+to be over for an hour of its own monotonic clock: no two hosts' clocks are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SESSIONS_KNOWN = 10_000
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Of a unit that was committed, or given up: without its name. `at_ms` is for people."""
+    """Record of a unit. Without a name the unit was given up. `at_ms` is for people."""
 
     transaction: str | None
     at_ms: int
@@ -53,7 +52,7 @@ class Receipts:
         draft.put(key, encode(Receipt(change.unit, draft.now_ms, change.holder.session)), version=0)
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        """Read the record, or make it, and with that keep the unit from ever making it."""
+        """Read the record; if there is none create it, so that the unit itself never can."""
         key = _key(session, unit)
         alive = self._context.has_session(session)
 
@@ -70,30 +69,30 @@ class Receipts:
         return self._context.commit("what became of a transaction could not be found out", build)
 
     def forget(self, session: str, units: Sequence[str]) -> None:
-        """Remove the records of units whose committer knows what became of them."""
+        """Remove the records of units whose committer knows their outcome."""
         room = self._coord.limits.operations
         with suppress(PxrsError):
-            # What stays is swept with the session's others.
+            # If this fails, they are swept with the session's others.
             for start in range(0, len(units), room):
                 some = units[start : start + room]
                 self._coord.commit([], [Delete(_key(session, unit)) for unit in some])
 
     def sweep(self) -> None:
-        """Remove some whose session ended long ago."""
+        """Remove some records whose session ended long ago."""
         ended_long_ago = functools.cache(self._ended_long_ago)
         self._context.sweep(
             COMMITS, lambda record: ended_long_ago(decode(record.value, Receipt).session)
         )
 
     def _ended_long_ago(self, session: str) -> bool:
-        """Whether we have known it to be over for so long. One that is never comes back."""
+        """Whether this process has known for `_KEPT` s that it is over. No session comes back."""
         now = self._clock.monotonic()
         since = self._ended.get(session)
         if since is None:
             if session and self._context.has_session(session):
                 return False
             if len(self._ended) >= _SESSIONS_KNOWN:
-                # They are seen again, and their hour begins anew.
+                # They will be seen again, and their hour begins anew.
                 self._ended.clear()
             since = self._ended[session] = now
         return now - since >= _KEPT

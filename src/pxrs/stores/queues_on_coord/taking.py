@@ -27,7 +27,7 @@ from pxrs.stores.queues_on_coord.layout import (
 from pxrs.stores.queues_on_coord.listing import Stored
 from pxrs.types import Check, Committed, Conflict, Delivery, Holder, Put, Taken, Versioned
 
-# Who met a rival looks at so many more, and begins anywhere among them.
+# A take that lost against a rival looks at this many more items, and begins at a random one.
 _ELBOW_ROOM = 16
 
 
@@ -43,13 +43,13 @@ class TakeRequest(NamedTuple):
     suspects: bool
 
 
-# A take: its holder, and what that calls it.
+# Names a take: its holder, and the holder's name for it.
 _Name = tuple[Holder, str]
 _Sent = tuple[Layout, Sequence[tuple[Entry, Standing]]]
 
 
 class Sight(NamedTuple):
-    """Items that may be had, in order, and when the first delayed one shows."""
+    """Items that can be taken, in order, and when the first delayed one shows."""
 
     entries: list[Entry]
     next_ms: int | None
@@ -67,14 +67,14 @@ class Taker:
         self._reaper = reaper
         self._turn = threading.Lock()
         self._lock = threading.Lock()
-        # What takes are about to hold, until their outcome is known; and takes that were given up.
+        # Items that takes are about to hold, until the outcome is known; takes that were given up.
         self._sent: dict[_Name, _Sent] = {}
         self._given_up: set[_Name] = set()
 
     def give_up(self, holder: Holder, unit: str) -> None:
-        """Return when this very take has held what it will ever hold.
+        """Refuse this take from now on; returns when it can't hold anything more.
 
-        Takes are the business of the process that has the session, so others need not know.
+        Only the process that has the session makes takes with it, so no other needs to know.
         """
         name = (holder, unit)
         with self._lock:
@@ -89,10 +89,10 @@ class Taker:
             self._sent.pop(name, None)
 
     def take(self, request: TakeRequest) -> Taken:
-        """Hold as many as one commit can hold, and another can remove later.
+        """Hold as many items as one commit can hold, and another can remove later.
 
-        `OutcomeUnknown` if something may be held that was not handed out: `held` has to be asked.
-        After any other error nothing is.
+        Raises `OutcomeUnknown` if items may be held that were not handed out: `held` finds them.
+        After any other error none are held.
         """
         unseen: list[Entry] = []
         try:
@@ -106,10 +106,10 @@ class Taker:
             raise _held_all_the_same(error) from error
 
     def _take(self, request: TakeRequest, unseen: list[Entry], turn: ExitStack) -> Taken:
-        """`unseen` gets what is held before anything else can fail.
+        """Take. It adds held items to `unseen` before anything else can fail.
 
-        Who was too late takes turns with the others of this process: threads that look at once
-        choose the same few items, and all but one of them have looked in vain.
+        After losing against a rival, the threads of this process take turns: threads that look at
+        the same time choose the same few items, and all but one of them have looked in vain.
         """
         if (request.holder, request.unit) in self._given_up:
             raise given_up(request.unit)
@@ -137,11 +137,12 @@ class Taker:
                 waits = [*self._waits(sight, request), *reaped.waits]
                 return Taken([], min(waits, default=None), suspect)
             try:
-                # So many that the transaction which removes them fits into a commit.
+                # As many as one commit can remove later.
                 fitting = next(lots(chosen, cost, (self._context.room,)))
                 held = self._hold_in_time(request, fitting)
             except SessionLost:
-                # A hold of ours that gave us a right to what is behind it may have ended, too.
+                # Or it was an earlier hold of this holder that ended, which gave it the right to
+                # the items behind.
                 if not self._context.has_session(request.holder.session):
                     raise
                 self._reaper.reap(request.at)
@@ -154,7 +155,7 @@ class Taker:
             crowded = True
 
     def _look(self, request: TakeRequest, crowded: bool) -> Sight:
-        """Fronts by rank; then what is behind those, or behind what the holder has."""
+        """Fronts by rank; then the items behind those, or behind what the holder has."""
         coord, at, now_ms = self._context.coord, request.at, self._context.clock.wall_ms()
         wanted = min(request.wanted, self._context.room)
         window = wanted + (_ELBOW_ROOM if crowded else 0)
@@ -187,7 +188,7 @@ class Taker:
         return found
 
     def _hold_in_time(self, request: TakeRequest, entries: Sequence[Entry]) -> list[Entry]:
-        """With a session that ends the hold, if it is to have an end."""
+        """Hold the entries, with a session that ends the hold if it has a deadline."""
         if request.lock_for is None:
             return self._hold(request, entries, None)
         with self._deadlines.counting(request.lock_for) as deadline:
@@ -220,11 +221,11 @@ class Taker:
         return taken
 
     def _commit(self, draft: Draft, name: _Name, sent: _Sent) -> Mapping[str, int]:
-        """Commit and find out; the versions of what is held, none if the commit was refused."""
+        """Commit, find out the outcome, and return the versions of the held entries, if any."""
         with self._lock:
             if name in self._given_up:
                 raise given_up(name[1])
-            # Noted before it is sent: whatever interrupts it, it can be asked after.
+            # Noted before it is sent: after any interrupt, its outcome can be found out.
             self._sent[name] = sent
         try:
             outcome = draft.commit()
@@ -254,7 +255,7 @@ class Taker:
         )
 
     def _leaned_on(self, draft: Draft, request: TakeRequest, taken: Sequence[Standing]) -> set[str]:
-        """Sessions by which the holds end that give the right to what is behind them."""
+        """Sessions that end the holds which give the right to the items behind them."""
         mine = self._holds.by_key_order(request.holder, request.at.queue)
         return {
             entry.standing.until
@@ -266,7 +267,10 @@ class Taker:
         }
 
     def _find_out(self, at: Layout, held: Sequence[tuple[Entry, Standing]]) -> dict[str, int]:
-        """Whether a commit that was not answered was done; if not, that it never will be."""
+        """Find out whether an unanswered commit was done; if not, make sure it never will be.
+
+        Returns the versions of the held entries; empty if it was not done.
+        """
         entry, standing = held[0]
         record = self._context.coord.get(entry.key)
         if record is not None and record.version == entry.version:
@@ -280,7 +284,7 @@ class Taker:
         return {meta.key: meta.version for meta in found} if mine else {}
 
     def _deliver(self, request: TakeRequest, taken: Sequence[Entry]) -> list[Delivery]:
-        """The items with their bodies; one that was purged in between is not among them."""
+        """The items with their bodies, without those that were purged in between."""
         at, now_ms = request.at, self._context.clock.wall_ms()
         bodies = self._bodies(at, [entry.standing.number for entry in taken])
         found = [
@@ -291,7 +295,7 @@ class Taker:
         return [delivery_of(at.queue, each.shown(at, now_ms)) for each in found]
 
     def _bodies(self, at: Layout, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Items as they are stored. One read for each run of neighbours."""
+        """Items as they are stored. One read for each run of adjacent numbers."""
         coord = self._context.coord
         found: list[Versioned | None] = []
         for _, run in groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
@@ -309,7 +313,7 @@ class Taker:
                 draft.commit()
 
     def _waits(self, sight: Sight, request: TakeRequest) -> list[float]:
-        """Seconds until a delayed item shows, also behind what the holder has."""
+        """Seconds until delayed items show, also those behind items that the holder has."""
         now_ms = self._context.clock.wall_ms()
         shows = [] if sight.next_ms is None else [sight.next_ms]
         for order in self._holds.by_key_order(request.holder, request.at.queue):
@@ -319,5 +323,5 @@ class Taker:
 
 
 def _held_all_the_same(error: PxrsError) -> OutcomeUnknown:
-    """The error for a take that may hold something but failed: `held` has to be asked."""
+    """The error for a take that failed but may hold items: `held` finds them."""
     return OutcomeUnknown(f"items may be held that could not be handed out: {error}")

@@ -1,1 +1,1 @@
-"""`pxrs://`: the stores of nodes, over the wire. Everything on top of them is the embedded code."""
+"""`pxrs://`: the stores of nodes, over the network. The code above them is the same as embedded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -13,12 +13,32 @@ from pxrs.client.link import Link
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import RemoteSettings
 from pxrs.core.queue import validate_change
-from pxrs.errors import ConfigError, NotAtomic, PxrsError, SessionLost, StoreUnavailable
+from pxrs.errors import (
+    ConfigError,
+    NotAtomic,
+    OutcomeUnknown,
+    PxrsError,
+    SessionLost,
+    StoreUnavailable,
+)
 from pxrs.stores.api import CoordStore, LogStore, QueueStore, Watch
 from pxrs.stores.block import Block
 from pxrs.stores.remote import wire
 from pxrs.stores.timed_sessions import TimedSession
-from pxrs.types import ItemState, LogPartition, QueueChange, StoredItem, Versioned
+from pxrs.types import (
+    Append,
+    Appended,
+    Check,
+    Committed,
+    Conflict,
+    ItemState,
+    LogPartition,
+    Put,
+    QueueChange,
+    StoredItem,
+    Versioned,
+    Write,
+)
 
 
 class Seam:
@@ -36,19 +56,26 @@ class RemoteCoord(Seam):
 
     def __init__(self, link: Link, clock: Clock) -> None:
         without = {"list"} if "now" in link.hello.abilities else {"list", "now_ms"}
-        super().__init__(link, "coord", frozenset(without))
+        super().__init__(link, "coord", frozenset(without) | {"commit"})
         self._link = link
         self._clock = clock
         self.limits = link.hello.limits
         self._sessions: WeakSet[TimedSession] = WeakSet()
         link.sessions = self._living
 
+    def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
+        """Refuses an answer that leaves versions out."""
+        outcome: Committed | Conflict = self._link.call("coord.commit", checks, writes)
+        if isinstance(outcome, Committed):
+            _check_versions("coord.commit", writes, outcome.versions)
+        return outcome
+
     def watch(self, *where: str) -> Watch:
         return self._link.watch("node.watch_records", [*where])
 
     def session(self, ttl: float) -> TimedSession:
-        """A session that nodes hold for us, one after the other. It ends if we do not renew it."""
-        sent = self._clock.monotonic()
+        """Open a session that nodes hold for this client. It ends if the client stops renewing."""
+        since, sent = self._link.stream, self._clock.monotonic()
         name: str = self._link.call("node.open_session", ttl)
         session = TimedSession(
             name,
@@ -59,10 +86,11 @@ class RemoteCoord(Seam):
             end=partial(self._end, name),
         )
         self._sessions.add(session)
+        self._link.hand_over_again(since)
         return session
 
     def _living(self) -> list[str]:
-        """The sessions that another node has to hear of: this one may end them."""
+        """The living sessions: a node that this client moves to must learn them and go on."""
         return [session.id for session in list(self._sessions) if session.remaining() > 0]
 
     def _renew(self, name: str) -> bool:
@@ -73,17 +101,17 @@ class RemoteCoord(Seam):
         return True
 
     def _end(self, name: str) -> None:
-        # One that can't be told ends by itself.
+        # If the node can't be reached, the session ends by itself.
         with suppress(PxrsError):
             self._link.call("node.close_session", name)
 
     def close(self) -> None:
-        """The stores close the link."""
+        """Do nothing: the stores close the link."""
 
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
-        """In as many calls as it takes: a node answers with a few MB at a time."""
+        """See `CoordStore`. Makes as many calls as needed: a node answers a few MB at a time."""
         found: list[Versioned] = []
         while True:
             left = None if limit is None else limit - len(found)
@@ -92,7 +120,7 @@ class RemoteCoord(Seam):
             if not page.is_cut or not page.found:
                 return found
             if after is not None and page.found[-1].key <= after:
-                raise StoreUnavailable("the node lists the same records again and again")
+                raise StoreUnavailable("the node returns the same records again and again")
             after = page.found[-1].key
 
 
@@ -100,14 +128,20 @@ class RemoteLog(Seam):
     """See `pxrs.stores.api.LogStore`."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__(link, "log")
+        super().__init__(link, "log", frozenset({"append"}))
         self._link = link
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PxrsError]:
+        """Refuses an answer that has not one outcome for each."""
+        outcomes: list[Appended | PxrsError] = self._link.call("log.append", appends)
+        _check_count("log.append", len(appends), len(outcomes))
+        return outcomes
 
     def watch(self, *where: LogPartition) -> Watch:
         return self._link.watch("node.watch_log", list(where))
 
     def close(self) -> None:
-        """The stores close the link."""
+        """Do nothing: the stores close the link."""
 
 
 class RemoteQueues(Seam):
@@ -125,9 +159,10 @@ class RemoteQueues(Seam):
         self.limits = limits
 
     def apply(self, change: QueueChange) -> list[int | None]:
-        """Refuses here what is too large: the node would refuse the whole frame."""
+        """See `QueueStore`. Refuses too large a change here: a node would refuse the frame."""
         validate_change(change, self.limits)
         ids: list[int | None] = self._link.call("queues.apply", change)
+        _check_count("queues.apply", len(change.put), len(ids))
         return ids
 
     def peek(
@@ -138,7 +173,7 @@ class RemoteQueues(Seam):
         after: int | None = None,
         limit: int = 100,
     ) -> list[StoredItem]:
-        """In as many calls as it takes: a node answers with a few MB at a time."""
+        """See `QueueStore`. Makes as many calls as needed: a node answers a few MB at a time."""
         found: list[StoredItem] = []
         while True:
             left = limit - len(found)
@@ -147,14 +182,14 @@ class RemoteQueues(Seam):
             if not page.is_cut or not page.found:
                 return found
             if after is not None and page.found[-1].id <= after:
-                raise StoreUnavailable("the node lists the same items again and again")
+                raise StoreUnavailable("the node returns the same items again and again")
             after = page.found[-1].id
 
     def watch(self, *queues: str) -> Watch:
         return self._link.watch("node.watch_queues", list(queues))
 
     def close(self) -> None:
-        """The stores close the link."""
+        """Do nothing: the stores close the link."""
 
 
 class RemoteAtomic(Block[Link]):
@@ -179,7 +214,7 @@ class RemoteAtomic(Block[Link]):
         return self
 
     def _end(self, on: Link, error: BaseException | None) -> None:
-        # First: one that is interrupted while it waits for the answer is not sent again.
+        # Left first: a block that is interrupted while it waits for the answer is not sent again.
         self._leave()
         if error is None:
             self._validate()
@@ -187,13 +222,27 @@ class RemoteAtomic(Block[Link]):
             done: wire.WireAtomic = on.call(
                 "node.atomic", self._checks, writes, self._appends, self._change
             )
+            _check_versions("node.atomic", self._writes, done.versions)
+            _check_count("node.atomic", len(self._appends), len(done.appended))
+            puts = () if self._change is None else self._change.put
+            _check_count("node.atomic", len(puts), len(done.queued))
             self.versions, self.appended, self.queued = done
 
 
-class RemoteStores:
-    """`Stores` of nodes. What they hold is wherever the nodes keep it.
+def _check_count(name: str, wanted: int, got: int) -> None:
+    if got != wanted:
+        raise OutcomeUnknown(f"the node answered {name} of {wanted} entries with {got}")
 
-    `client` knows the nodes.
+
+def _check_versions(name: str, writes: Sequence[Write], versions: Mapping[str, int]) -> None:
+    if not {it.key for it in writes if isinstance(it, Put)} <= versions.keys():
+        raise OutcomeUnknown(f"the node's answer to {name} leaves versions out")
+
+
+class RemoteStores:
+    """`Stores` of nodes. The data is wherever the nodes keep it.
+
+    `client` finds and calls the nodes.
     """
 
     def __init__(self, settings: RemoteSettings, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -223,7 +272,7 @@ class RemoteStores:
         return cast(QueueStore, self._queues)
 
     def atomic(self, connection: Any = None) -> RemoteAtomic:
-        """One commit on a node; it can have no statements of the caller's."""
+        """One commit on a node; it can't contain statements of the caller's."""
         if connection is not None:
             raise NotAtomic(
                 "a pxrs:// store commits on a node, which can't use your connection; to commit "

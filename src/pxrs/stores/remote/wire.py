@@ -1,6 +1,6 @@
-"""The messages of `pxrs.v1`: calls of the seams, as they stand in `pxrs.stores.api`.
+"""The messages of `pxrs.v1`: calls of the seams in `pxrs.stores.api`.
 
-What a method takes and returns is read off the seam itself: there is one truth.
+The types of a method's arguments and result are read off the seam itself: there is one truth.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class WireWrite(NamedTuple):
 
 
 class WireWritten(NamedTuple):
-    """What became of one write of a batch."""
+    """The outcome of one write of a batch."""
 
     written: Written | None
     error: WireError | None
 
 
 class WireAppended(NamedTuple):
-    """What became of one batch."""
+    """The outcome of one batch."""
 
     appended: Appended | None
     error: WireError | None
@@ -88,14 +88,14 @@ def _method(
 
 
 def _bounded(hint: Any) -> Any:
-    """The type, with so many entries at most if it is a sequence."""
+    """The type, limited to `MOST_ENTRIES` entries if it is a sequence."""
     if get_origin(hint) not in (list, Sequence):
         return hint
     return Annotated[list[get_args(hint)[0]], msgspec.Meta(max_length=MOST_ENTRIES)]  # type: ignore[misc]
 
 
 class WireChange(msgspec.Struct, frozen=True):
-    """A `QueueChange` with as many entries as a node takes."""
+    """A `QueueChange` with at most as many entries as a node takes."""
 
     holder: Holder
     remove: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
@@ -108,7 +108,7 @@ class WireChange(msgspec.Struct, frozen=True):
 
 
 class Records(NamedTuple):
-    """Records of a list. `is_cut`: there are more, to be asked for after the last one."""
+    """Records of a list. `is_cut`: there are more; ask for them with `after` the last one."""
 
     found: list[Versioned]
     is_cut: bool
@@ -180,12 +180,12 @@ def _unpack_appended(sent: Sequence[WireAppended]) -> list[Appended | PxrsError]
     ]
 
 
-# Of the node itself: sessions and watches that it holds for the client, and commits of several
-# stores. They are written as the seams are, for the same reading of types.
+# Calls of the node itself: sessions and watches that it holds for the client, and commits of
+# several stores. They are protocols like the seams, so that their types can be read the same way.
 
 
 class NodeCalls(Protocol):
-    """Calls that are no method of a store."""
+    """Calls that are not methods of a store."""
 
     def open_session(self, ttl: float) -> str: ...
 
@@ -218,16 +218,16 @@ class KeyCalls(Protocol):
     """Keys and values, on the node that leads them."""
 
     def write(
-        self, lane: str, number: int, changes: list[Change], again: bool
+        self, writer: str, number: int, changes: list[Change], again: bool
     ) -> list[Written | PxrsError]:
-        """Writes a batch; see `pxrs.core.kv.Lane`."""
+        """Writes a batch; see `pxrs.core.kv.Writer`."""
 
     def read(self, keys: list[bytes]) -> list[Entry | None]:
-        """The first of these keys, as many as an answer holds."""
+        """Reads the first of these keys, as many as fit into an answer."""
 
 
 class WireAtomic(NamedTuple):
-    """What came of a commit of several stores."""
+    """The results of a commit of several stores."""
 
     versions: dict[str, int]
     appended: list[Appended]
@@ -235,7 +235,7 @@ class WireAtomic(NamedTuple):
 
 
 def _of(seam: type, folder: str, once: str, again: str, odd: Mapping[str, Any]) -> list[Method]:
-    """The methods of a seam: those to be called once, and those that may be called again."""
+    """The methods of a seam: those that must be called once, and those that may be repeated."""
     return [
         _method(
             f"{folder}.{name}",
@@ -270,7 +270,7 @@ _APPLY = {
     "unpack": lambda values: [values[0].unpacked()],
 }
 _RELEASE = {
-    # Errors come from handlers, and may be any text.
+    # Errors come from handlers and may be any text.
     "pack": lambda values: (
         values[0],
         [it._replace(error=storable(it.error)) for it in values[1]],
@@ -297,8 +297,8 @@ METHODS: dict[str, Method] = {
         *_of(
             QueueStore,
             "queues",
-            "take apply redrive purge drop",
-            "create find all delete held extend outcome release reap stats peek",
+            "take apply redrive purge drop delete",
+            "create find all held extend outcome release reap stats peek",
             {"release": _RELEASE, "apply": _APPLY, "peek": {"returns": Items}},
         ),
         *_of(ItemRestorer, "queues", "", "restore", {}),

@@ -1,10 +1,11 @@
 """The age of a file: time counted only by clocks that run forward.
 
-A wall clock may leap by days and come back. Whatever was forgotten by it would be gone. So the file
-keeps an age, to which the processes that write add what passed by the host's monotonic clock since
-the last of them did. That clock is the same for all processes and starts again with the host: then
-nothing is added. So the age is never more than what has passed, but for a clock that is wrong, or
-the clock of another host to which the file was moved: of those one reading adds a day at most.
+A wall clock may leap by days and come back; what was forgotten meanwhile would be gone. So the file
+keeps an age. Processes that write add to it the time that has passed, by the host's monotonic
+clock, since the last of them did so. That clock is the same for all processes and starts again with
+the host: then nothing is added. So the age is never more than the time that has passed, except with
+a wrong clock, or with the clock of another host to which the file was moved: with those one reading
+adds a day at most.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NOTE_EVERY_MS = 60_000
 
 
 class Age(NamedTuple):
-    """The age, and what the monotonic clock showed when it was noted. Both in ms."""
+    """The age, and the reading of the monotonic clock when it was noted. Both in ms."""
 
     ms: int
     read: int | None
@@ -38,5 +39,5 @@ def read_age(connection: sqlite3.Connection) -> Age:
 
 
 def note(connection: sqlite3.Connection, age: Age) -> None:
-    """Keep it, for all who write later."""
+    """Store the age for the processes that write later."""
     connection.execute("UPDATE pxrs_age SET ms = ?, read = ?", age)

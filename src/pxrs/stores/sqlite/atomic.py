@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -26,9 +26,9 @@ _AS_EVER = -1
 class SqliteAtomic(LentBlock[Turn]):
     """See `pxrs.stores.api.Atomic`.
 
-    Where the caller commits, nothing is told to other processes: they notice within a quarter of a
-    second. A caller that ends the transaction inside the block gets an error, and nothing of what
-    the block collected is applied: it would not be atomic any more.
+    Where the caller commits, pxrs does not wake other processes: they notice the commit within a
+    quarter of a second. A caller that ends the transaction inside the block gets an error, and
+    nothing of what the block collected is applied: it would not be atomic any more.
     """
 
     def __init__(
@@ -44,10 +44,12 @@ class SqliteAtomic(LentBlock[Turn]):
         self._coord = coord
         self._log = log
         self._queues = queues
+        # Ends what the database notes of a transaction that the caller began.
+        self._part: Callable[[], object] | None = None
 
     @property
     def is_exclusive(self) -> bool:
-        """A transaction of the caller's may not have the writer yet."""
+        """False inside a transaction of the caller's, which may not have the writer yet."""
         return not self._is_older
 
     @property
@@ -64,8 +66,8 @@ class SqliteAtomic(LentBlock[Turn]):
             try:
                 self._enter(self._begin_on(self._loan))
             except BaseException as error:
-                if self._is_older:
-                    self._database.part()
+                if self._part is not None:
+                    self._part()
                 if self._loan.began:
                     self._loan.rollback()
                 if isinstance(error, sqlite3.Error):
@@ -81,7 +83,7 @@ class SqliteAtomic(LentBlock[Turn]):
     def _join(self, loan: Loan) -> Turn:
         connection = loan.join()
         self._refuse_other_file(connection)
-        self._database.join()
+        self._part = self._database.join(self)
         self._is_older = True
         if not connection.in_transaction:
             _begin_as_the_driver_would(connection)
@@ -91,11 +93,11 @@ class SqliteAtomic(LentBlock[Turn]):
         connection = loan.open()
         self._refuse_other_file(connection)
         if loan.began and connection.in_transaction and _begins_when_told(connection):
-            # Nothing has happened in it. One of ours takes its turn among the writers.
+            # Nothing has happened in it yet. pxrs' own transaction takes its turn among writers.
             connection.execute("ROLLBACK")
         if not connection.in_transaction:
             return self._database.begin(connection)
-        self._database.join()
+        self._part = self._database.join(self)
         self._is_older = True
         return Turn(connection)
 
@@ -106,7 +108,7 @@ class SqliteAtomic(LentBlock[Turn]):
             error = failure
             raise
         finally:
-            # A statement of the caller's on an old snapshot: as much a conflict as one of ours.
+            # A caller's own statement on an old snapshot is as much a conflict as one of pxrs.
             own = getattr(error, "orig", error)
             if isinstance(own, sqlite3.Error) and is_old_snapshot(own):
                 raise translate(own, self._database.path) from error
@@ -120,8 +122,8 @@ class SqliteAtomic(LentBlock[Turn]):
                 elif error is not None and self._is_older:
                     self._is_marked(turn.connection)
         finally:
-            if self._is_older:
-                self._database.part()
+            if self._part is not None:
+                self._part()
             else:
                 self._database.rollback(turn)
 
@@ -138,17 +140,16 @@ class SqliteAtomic(LentBlock[Turn]):
         self._database.commit(turn, ending)
 
     def _committed(self) -> None:
-        if self._change is not None:
-            self._queues.applied_all_of(self._change)
+        """Do nothing: the commit has raised the change counters."""
 
     def _is_marked(self, connection: sqlite3.Connection) -> bool:
-        """Whether it is the transaction that the block began with. Asked once: the mark goes."""
+        """Whether it is the transaction that the block began with. Call once: it drops the mark."""
         try:
             if self._mark and connection.in_transaction:
                 connection.execute(f"RELEASE {self._mark}")
             return connection.in_transaction
         except sqlite3.Error:
-            # There is no such savepoint any more, or the caller has closed the connection.
+            # The savepoint no longer exists, or the caller has closed the connection.
             return False
 
     def _apply(self, turn: Turn) -> None:
@@ -185,7 +186,10 @@ class SqliteAtomic(LentBlock[Turn]):
 
 
 def _begin_as_the_driver_would(connection: sqlite3.Connection) -> None:
-    """As before a statement that writes; where it begins nothing, only the caller can."""
+    """Begin as the driver would before a statement that writes.
+
+    Where the driver would begin nothing, only the caller can: raises `InvalidRequest`.
+    """
     if (
         getattr(connection, "autocommit", _AS_EVER) != _AS_EVER
         or connection.isolation_level is None
@@ -195,13 +199,13 @@ def _begin_as_the_driver_would(connection: sqlite3.Connection) -> None:
 
 
 def _begins_when_told(connection: Any) -> bool:
-    """False where the driver keeps a transaction open at all times: `autocommit=False`."""
+    """False if the driver keeps a transaction open at all times, as with `autocommit=False`."""
     return getattr(connection, "autocommit", None) is not False
 
 
 @contextmanager
 def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
-    """Tuples and text, whatever the caller has its own rows made of."""
+    """Rows are tuples and text inside, whichever row factory the caller has set."""
     rows, text = connection.row_factory, connection.text_factory
     connection.row_factory, connection.text_factory = None, str
     try:

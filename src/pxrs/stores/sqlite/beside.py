@@ -1,8 +1,9 @@
-"""Files and folders beside the database, in a folder that others may be able to write.
+"""Files and folders beside the database, in a folder that other users may be able to write.
 
-Whoever can write there can put links in place of our files. So every step from the database's
-folder on is made by a handle of the folder before, no link is followed, and what is opened must be
-a regular file with one name. Owner and mode are changed only of what the call itself has made.
+A user who can write there can put links in place of pxrs' files. So every step of the path, from
+the database's folder on, is opened relative to a handle of the folder before; no link is followed;
+and what is opened must be a regular file with one name. Owner and mode are changed only on files
+and folders that the call itself has made.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from pxrs.errors import StoreUnavailable
 from pxrs.stores.sqlite.posix import closing_on_failure
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe would be waited for, and a link followed.
+# Without these flags, opening would wait for a pipe, and follow a link.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
 _OF_SQLITE = ("-wal", "-shm", "-journal")
 
 
 def open_beside(path: str, database: str, flags: int = 0) -> int:
-    """Opens a file beside the database, or makes it for those who may write that.
+    """Opens a file beside the database, or makes it for the users who may write the database.
 
-    With `O_EXCL` it must not be there yet.
+    With `O_EXCL` it must not exist yet.
     """
-    with _folder_of(path, database) as folder:
+    with folder_of(path, database) as folder:
         name = os.path.basename(path)
         for _ in range(_TRIES):
             if not flags & os.O_EXCL:
@@ -37,14 +38,16 @@ def open_beside(path: str, database: str, flags: int = 0) -> int:
             try:
                 return _make_file(name, folder, database)
             except FileExistsError:
-                # Another process was faster, unless this must be a new one.
+                # Another process was faster; open its file, unless it must be a new one.
                 if flags & os.O_EXCL:
                     raise
-    raise StoreUnavailable(f"{path} can't be opened: it is made and removed all the time")
+    raise StoreUnavailable(
+        f"{path} can't be opened: another process keeps creating and removing it"
+    )
 
 
 def open_found(path: str, flags: int, name: str = "", folder: int | None = None) -> int:
-    """Opens a file that is there; raises `StoreUnavailable` if it is none of ours."""
+    """Opens an existing file; raises `StoreUnavailable` unless it is a regular file, one name."""
     try:
         fd = os.open(name or path, flags | _FILE, dir_fd=folder)
     except OSError as error:
@@ -60,9 +63,9 @@ def open_found(path: str, flags: int, name: str = "", folder: int | None = None)
 
 
 def make_folder_beside(path: str, database: str) -> None:
-    """Makes a folder beside the database, for those who may write that, unless it is there."""
+    """Makes a folder beside the database, for users who may write that, unless it exists."""
     name = os.path.basename(path)
-    with _folder_of(path, database) as parent:
+    with folder_of(path, database) as parent:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
             made = True
@@ -70,7 +73,7 @@ def make_folder_beside(path: str, database: str) -> None:
             made = False
         folder = _open_folder(path, name, parent)
         try:
-            # An empty folder of this user: if it is not the one that was made, then it is as good.
+            # An empty folder of this user: even if it is not the one made above, it is as good.
             if made and os.fstat(folder).st_uid == os.geteuid() and not os.listdir(folder):
                 _share(folder, database, is_folder=True)
         finally:
@@ -78,9 +81,9 @@ def make_folder_beside(path: str, database: str) -> None:
 
 
 def check_links(path: str, real: str) -> None:
-    """Refuses links that another user may have laid to lead this one to a file of its own.
+    """Refuses links by which another user may have led this one to a file of its own.
 
-    `real` is where the database's path leads to.
+    `real` is the file that the database's path leads to.
     """
     if os.path.islink(path):
         laid_by = os.lstat(path).st_uid
@@ -90,7 +93,7 @@ def check_links(path: str, real: str) -> None:
         if laid_by not in owners:
             raise StoreUnavailable(
                 f"{path} is a symbolic link of another user (uid {laid_by}) to {real}; "
-                "name the file itself, or lay the link anew"
+                "name the file itself, or create the link again as this user"
             )
     for ending in _OF_SQLITE:
         with suppress(FileNotFoundError):
@@ -108,7 +111,7 @@ def _make_file(name: str, folder: int, database: str) -> int:
 
 
 @contextmanager
-def _folder_of(path: str, database: str) -> Iterator[int]:
+def folder_of(path: str, database: str) -> Iterator[int]:
     """The folder that the file is in, opened step by step from the database's own."""
     top = os.path.dirname(database)
     inside = os.path.dirname(path)[len(top) :].strip(os.sep)
@@ -130,16 +133,17 @@ def _open_folder(path: str, name: str, parent: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise StoreUnavailable(
-                f"{path} must be a folder, and no symbolic link; remove it, and find out who has "
+                f"{path} must be a folder, and no symbolic link; remove it, and find out who "
                 "put it there"
             ) from None
         raise
 
 
 def _share(fd: int, database: str, *, is_folder: bool) -> None:
-    """As SQLite does with its own files: else one look by root locks the application out.
+    """Give the file the database's owner and mode, as SQLite does with its own files.
 
-    Who may only read the database gets no right at all: a lock needs no more than a read.
+    Otherwise a single use by root would lock the application out. Users who may only read the
+    database get no rights at all: being able to read a file is enough to lock it.
     """
     theirs = os.stat(database)
     writes = theirs.st_mode & 0o222
@@ -159,6 +163,6 @@ def _strange(path: str, found: os.stat_result | None = None) -> StoreUnavailable
     elif found is not None:
         what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no file"
     return StoreUnavailable(
-        f"{path} must be a regular file with one name, got {what}; remove it, and find out who has "
+        f"{path} must be a regular file with one name, got {what}; remove it, and find out who "
         "put it there"
     )

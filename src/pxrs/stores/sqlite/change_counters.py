@@ -1,9 +1,12 @@
 """The control file: a few pages of shared memory beside the database.
 
-It says who holds the writer and since when, how much the write-ahead log has grown, and it
-carries the change counters: one per slot, raised by a writer after its commit. A watcher knows
-from its slots whether a commit concerns it. Counters are hints; nothing is decided by them. After
-raising them a writer touches the file `bell` beside it, which inotify tells watchers of.
+It records which process holds the writer and since when, and how much the write-ahead log has
+grown, and it carries the change counters: one per slot, raised by a writer after its commit. A
+watcher knows from its slots whether a commit concerns it. Counters are hints; nothing is decided by
+them. After raising them a writer touches the file `bell` beside it, and inotify wakes the watchers.
+It does so only for slots that a process has watched since the file was made: to wake a thread in
+every process for messages that no process waits for would cost a busy writer several percent of its
+time.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,13 +23,14 @@ from zlib import crc32
 from pxrs.stores.sqlite.beside import open_beside
 from pxrs.stores.sqlite.posix import closing_on_failure
 
-# As many groups as a node serves watch their keys: two in one slot wake each other.
+# Every group that a node serves watches its keys: two groups in one slot wake each other.
 _SLOTS = 16_384
 _HOLDER = struct.Struct("=Qd")
 _WAL_BYTES_AT = 16
 _RINGS_AT = 24
 _SLOTS_AT = 4096
-_SIZE = _SLOTS_AT + 8 * _SLOTS
+_WATCHED_AT = _SLOTS_AT + 8 * _SLOTS
+_SIZE = _WATCHED_AT + _SLOTS
 _COUNTER = struct.Struct("=Q")
 
 
@@ -42,7 +47,7 @@ def slot(name: str) -> int:
 
 
 def key_slots(key: str) -> frozenset[int]:
-    """Returns what a change of the key raises: its own slot, and those of the folders above it."""
+    """Returns the slots that a change of the key raises: its own and those of its folders."""
     return _folder_slots(key[: key.rfind("/") + 1]) | {slot(key)}
 
 
@@ -65,6 +70,11 @@ class Control:
             os.posix_fallocate(self._fd, 0, _SIZE)
             os.posix_fallocate(self._touched, 0, 1)
             self._map = mmap.mmap(self._fd, _SIZE)
+        # Held to write to the bell and to close it, by threads of one process. A commit in a
+        # transaction of the caller's has no turn, so it can ring while another thread closes the
+        # store; the next file that the process opens then gets the bell's number, and it can be
+        # a database.
+        self._closing = threading.Lock()
 
     @property
     def holder(self) -> Holder | None:
@@ -76,13 +86,22 @@ class Control:
 
     @property
     def wal_bytes(self) -> int:
-        """Bytes written since the write-ahead log was last started anew, roughly."""
+        """Bytes written since the write-ahead log was last restarted, roughly."""
         value: int = _COUNTER.unpack_from(self._map, _WAL_BYTES_AT)[0]
         return value
 
     @wal_bytes.setter
     def wal_bytes(self, value: int) -> None:
         _COUNTER.pack_into(self._map, _WAL_BYTES_AT, value)
+
+    def note_watched(self, slots: Iterable[int]) -> None:
+        """Make writers ring the bell for these slots, from now on and for good.
+
+        Call it before reading their counters. A writer that looks at the very same moment may miss
+        the note, and then does not ring; the counter that it raised is found at the next tick.
+        """
+        for number in slots:
+            self._map[_WATCHED_AT + number] = 1
 
     def counters(self, slots: Iterable[int]) -> tuple[int, ...]:
         """The counters of the slots, to be compared with an earlier answer."""
@@ -97,22 +116,33 @@ class Control:
         return value
 
     def ring(self, slots: Iterable[int]) -> None:
-        """Raise the slots' counters and wake the watchers. For the holder of the writer.
+        """Raise the slots' counters and wake the watchers; after `close`, only raise the counters.
 
-        What it tells of has been committed, so nothing it meets is an error.
+        Only the holder of the writer calls it. The change has been committed by then, so no
+        failure in here may raise an error.
         """
+        watched = 0
         for number in slots:
             self._raise(_SLOTS_AT + 8 * number)
+            watched |= self._map[_WATCHED_AT + number]
         self._raise(_RINGS_AT)
-        try:
-            os.pwrite(self._touched, b"!", 0)
-        except OSError:
+        if not watched:
             return
+        with self._closing:
+            if self._touched < 0:
+                return
+            try:
+                os.pwrite(self._touched, b"!", 0)
+            except OSError:
+                return
 
     def _raise(self, at: int) -> None:
         _COUNTER.pack_into(self._map, at, (_COUNTER.unpack_from(self._map, at)[0] + 1) % 2**64)
 
     def close(self) -> None:
-        """Close the files. The page goes with the last watcher that looks at it."""
-        os.close(self._fd)
-        os.close(self._touched)
+        """Close the files. The mapped page is freed with the last watcher that uses it."""
+        with self._closing:
+            fd, self._fd = self._fd, -1
+            touched, self._touched = self._touched, -1
+        os.close(fd)
+        os.close(touched)

@@ -1,12 +1,13 @@
 """Wake-ups across processes: one listening thread per open store.
 
 Writers raise change counters after their commit and touch a file; inotify wakes the thread, and it
-wakes the watches whose slots have changed. Behind it, every 250 ms: `PRAGMA data_version` for
-commits that raised no counter (a caller's own transaction, a lost event), and the deadlines of
-other processes' sessions. Without inotify the counters are looked at every few milliseconds.
+wakes the watches whose slots have changed. In addition, every 250 ms, the thread checks
+`PRAGMA data_version` for commits that raised no counter (a caller's own transaction, a lost event),
+and the deadlines of other processes' sessions. Without inotify it reads the counters every few
+milliseconds.
 
-Whatever goes wrong in the thread, it goes on: callers that wait would never learn of its end.
-After trouble everybody is woken and every session looked at.
+Whatever goes wrong in the thread, it goes on: waiting callers would never learn of its end. After
+an error it wakes all watches and checks every session.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ class SlotWatch(LocalWatch):
         self.silent = silent
         self._control = control
         self._slots = tuple(slots)
+        control.note_watched(self._slots)
         self._seen = control.counters(self._slots)
 
     def _look(self) -> None:
-        """Looked at once: what comes after this look is news for the next one."""
+        """Read the counters once: a change after this is left to the next look."""
         now = self._control.counters(self._slots)
         if now != self._seen:
             self._seen = now
@@ -75,7 +77,7 @@ class SlotWatch(LocalWatch):
 
 
 class ChangeListener:
-    """Listens once there is a watch."""
+    """Wakes the watches of one store. Its thread starts with the first watch."""
 
     def __init__(
         self, database: Database, sessions: SessionFiles, clock: Clock, use_inotify: bool = True
@@ -97,9 +99,10 @@ class ChangeListener:
         self._commits = CommitSpy(database)
 
     def watch(self, slots: frozenset[int], *, sessions: bool, silent: bool = True) -> SlotWatch:
-        """A watch on the slots, armed; with `sessions` it wakes on any session's end too.
+        """An armed watch on the slots; with `sessions` it wakes on any session's end too.
 
-        `silent`: what it watches can be changed in transactions of callers, which do not ring.
+        `silent`: what it watches can also be changed in callers' own transactions, which raise no
+        counter.
         """
         self._database.check_open()
         with self._lock:
@@ -116,7 +119,7 @@ class ChangeListener:
             self._watches -= {watch}
 
     def close(self) -> None:
-        """Stop listening and wake everybody who waits."""
+        """Stop listening and wake all waiting threads."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -129,7 +132,7 @@ class ChangeListener:
             watch.close()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is gone, so is what it listened with."""
+        """In a forked child: the thread is gone, and so are its descriptors."""
         self._lock = threading.RLock()
         for watch in self._watches:
             watch.abandon(threading.RLock())
@@ -186,17 +189,17 @@ class ChangeListener:
                 if self._pause(next_tick) <= 0:
                     self._tick()
                     next_tick = self._clock.monotonic() + TICK
-            except Exception:  # noqa: BLE001 - callers that wait would never learn of it
+            except Exception:  # noqa: BLE001 - waiting callers would never learn of it
                 self._doubt()
                 select.select([self._stop_read], [], [], TICK)
 
     def _doubt(self) -> None:
-        """Something was missed: let everybody look, and look at every session at the next tick."""
+        """An event was missed: wake all watches, and check every session at the next tick."""
         self._deadlines = dict.fromkeys(self._deadlines, 0.0)
         self._wake(lambda watch: True)
 
     def _pause(self, next_tick: float) -> float:
-        """Seconds until the next tick, or until a session's time is over."""
+        """Seconds until the next tick, or until a session's deadline if that is sooner."""
         due = min(next_tick, *self._deadlines.values(), next_tick)
         left = max(0.0, due - self._clock.monotonic())
         return left if self._inotify is not None else min(left, _POLL)
@@ -213,9 +216,9 @@ class ChangeListener:
                 self._session_stirred(name)
 
     def _session_stirred(self, name: str) -> None:
-        """The file was closed by a writer or removed. The event can precede the lock's release.
+        """A session's file was closed by its writer or removed. The event can precede the unlock.
 
-        One that is lent has no lock; it was renewed.
+        A lent session has no lock: its file was closed because it was renewed.
         """
         if not self._sessions.alive(name):
             self._session_ended(name)
@@ -253,7 +256,7 @@ class ChangeListener:
                     self._session_ended(name)
 
     def _note_sessions(self) -> None:
-        """A session that was not known may be dead already: it is looked at first."""
+        """Add new sessions, due at once: one that was not known may be dead already."""
         for name in self._sessions.names():
             self._deadlines.setdefault(name, 0.0)
 
@@ -261,8 +264,8 @@ class ChangeListener:
 class CommitSpy:
     """Notices commits that raised no counter, a tick after they happened.
 
-    Between commits that did ring it can't tell: then it speaks up at every fourth tick, to those
-    who wait for what callers write in transactions of their own.
+    Among commits that did raise one, it can't tell. Then it reports at every fourth tick, for
+    watches on what callers write in transactions of their own.
     """
 
     def __init__(self, database: Database) -> None:
@@ -274,7 +277,7 @@ class CommitSpy:
         self._changed = False
 
     def unheard(self) -> bool:
-        """Whether there were commits and nothing rang: everybody should look. Once a tick."""
+        """Whether there were commits but no counter rose: wake all watches. Call it once a tick."""
         self._ticks += 1
         version = self._data_version()
         self._changed = self._changed or version != self._version
@@ -287,7 +290,7 @@ class CommitSpy:
         return False
 
     def perhaps_unheard(self) -> bool:
-        """Whether there were commits that rang, and it is time to look for others among them."""
+        """Whether counters rose, and it is time to look for commits that raised none."""
         if self._changed and self._ticks % 4 == 0:
             self._changed = False
             return True
@@ -298,7 +301,7 @@ class CommitSpy:
             self._connection.close()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: leave the connection to the parent."""
         if self._connection is not None:
             leave_to_parent(self._connection)
 

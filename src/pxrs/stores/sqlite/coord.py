@@ -2,7 +2,7 @@
 
 `commit` reads what it checks inside `BEGIN IMMEDIATE`, so nothing can change before it
 writes. A record of an ended session is treated as absent from the moment the session is over;
-its row goes later, with the next write that comes across it.
+its row is deleted later, by the next write that comes across it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class SqliteCoord:
         self._changes = changes
         self._mine: dict[str, FileSession] = {}
         self._lent = LentSessions(sessions, clock, lambda name: self._remove_rows([name]))
-        self._before_end: Callable[[], None] = lambda: None
         self._clock = clock
         self._next_sweep = 0.0
         database.origin.on_fork(self._forget_sessions)
@@ -121,7 +120,7 @@ class SqliteCoord:
     def session(self, ttl: float) -> FileSession:
         self._database.check_open()
         self._sweep()
-        session = self._sessions.open(ttl, self._session_ended, self._before_end)
+        session = self._sessions.open(ttl, self._session_ended)
         self._mine[session.id] = session
         return session
 
@@ -136,14 +135,11 @@ class SqliteCoord:
         self._database.check_open()
         return self._lent.adopt(session)
 
-    def before_a_session_ends(self, call: Callable[[], None]) -> None:
-        """Have it called when a session of this process is about to be ended by its holder."""
-        self._before_end = call
-
     def is_alive(self, session: str) -> bool:
-        """Whether the session lives, for those who hold something by its name.
+        """Whether the session lives, for code that holds items in its name.
 
-        This process's own need no look at their file: while their time lasts none has judged.
+        This process's own sessions need no look at their file: until their deadline no other
+        process has ended them.
         """
         mine = self._mine.get(session)
         if mine is not None and mine.remaining() > 0:
@@ -157,9 +153,10 @@ class SqliteCoord:
     def _as_of_now(
         self, connection: sqlite3.Connection, rows: Sequence[_Row]
     ) -> Sequence[Versioned]:
-        """The records that are there. A row whose session has ended is looked at once more.
+        """Filter out the records of ended sessions, after reading the rows of those once more.
 
-        It may have been replaced while that session still lived: then it was never absent.
+        Such a row may have been replaced while its session still lived: then the record was never
+        absent.
         """
         while True:
             living = self._living(rows)
@@ -194,7 +191,7 @@ class SqliteCoord:
                 raise SessionLost(f"session {name} is over; open a new one and start again")
 
     def _sweep(self) -> None:
-        """Remove what dead processes have left. Every look costs as much as there are sessions."""
+        """Remove what dead processes have left. The cost of a look grows with the sessions."""
         now = self._clock.monotonic()
         if now < self._next_sweep:
             return
@@ -211,9 +208,9 @@ class SqliteCoord:
         self._remove_rows([session.id])
 
     def _remove_rows(self, sessions: Sequence[str]) -> None:
-        """Remove what ended sessions have left.
+        """Remove the rows of ended sessions.
 
-        It can't be seen any more: it is not worth waiting for the writer, nor an error.
+        No reader sees them any more: so this neither waits for the writer nor raises an error.
         """
         if sessions:
             with suppress(PxrsError):

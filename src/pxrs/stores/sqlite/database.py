@@ -7,9 +7,9 @@ Settings that are not a matter of taste (measured in `docs/decisions.md`):
   log anew. No `mmap_size`.
 - Readers fetch all rows at once: a live cursor pins a snapshot and the log grows without end.
 
-Nothing here may be left half done by an exception that comes from outside, such as Ctrl-C: a
-process that keeps the writer stops all others. So ending a `Turn` twice does no harm, and one
-that is dropped without having ended ends then.
+An exception from outside, such as Ctrl-C, must leave nothing here half done: a process that keeps
+the writer stops all others. So ending a `Turn` twice does no harm, and a turn that is dropped
+without having ended is ended then.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _WRITE_SOMETHING = "UPDATE pxrs_meta SET value = value WHERE name = 'schema'"
 class Turn:
     """A write transaction: its connection, and what to do once it is committed.
 
-    The change counters of `slots` are raised then; `weight` is how many bytes it adds to the
-    write-ahead log, roughly. `since`: from when on no other process could write, by the clock of
-    `Database`; None if that is not known.
+    The commit raises the change counters of `slots`; `weight` is roughly how many bytes it adds to
+    the write-ahead log. `since`: the time, by the clock of `Database`, from which no other process
+    could write; None if that is not known.
     """
 
     __slots__ = ("__weakref__", "connection", "since", "slots", "weight")
@@ -90,14 +90,16 @@ class Database:
         self._clock = clock
         self._readers: deque[sqlite3.Connection] = deque()
         self._turn = threading.Lock()
-        # The running turn. It is not kept alive here: once no caller can end it, it has to end.
+        # The running turn. A weak reference: once no caller can end the turn, it must end itself.
         self._running: weakref.ref[Turn] | None = None
         self._running_on: sqlite3.Connection | None = None
         self._writing_thread: int | None = None
-        # Threads inside a transaction of their own: a second one would wait for the first.
-        self._joined: set[int] = set()
-        # A commit failed while it was synced. Its pages may lie in the log, whole: it is as if it
-        # had never been, until a crash. Only the next commit that writes takes their place.
+        # Threads inside a transaction of their own: a second one would wait for the first. Not
+        # their numbers: a new thread can get the number of one that has ended.
+        self._joined: set[threading.Thread] = set()
+        # A commit failed during its sync. Its pages may lie complete in the log: nothing shows the
+        # commit until a crash, which would bring it back. Only the next commit that writes
+        # overwrites these pages.
         self._in_doubt = False
         self._closed = ""
         self.origin = Origin()
@@ -127,7 +129,7 @@ class Database:
             raise translate_os(error, self.folder) from error
 
     def connect(self) -> sqlite3.Connection:
-        """A connection of its own, for the caller to close."""
+        """Open a separate connection, which the caller closes."""
         return connect(self.path, self._synced, self.busy_timeout)
 
     def _prepare(self) -> None:
@@ -138,8 +140,8 @@ class Database:
     def close(self) -> None:
         """Close all connections.
 
-        The last one to close checkpoints. It does that only when it is alone with the file, so
-        it need not wait for its turn among other processes.
+        The last one to close runs a checkpoint. It does so only when no other process has the file
+        open, so it need not wait for its turn.
         """
         if self._closed:
             return
@@ -202,9 +204,9 @@ class Database:
     ) -> T:
         """Run `work` in a write transaction of its own.
 
-        With `patience` it waits so long for the writer, not for `busy_timeout`. If it need not
-        be `synced` it survives any process, and only a power cut may undo it; never without
-        all that came after it.
+        `patience` is how long it waits for the writer, instead of `busy_timeout`. A transaction
+        that is not `synced` survives the death of any process; only a power cut may undo it, and
+        then everything that was committed after it, too.
         """
         turn = self.begin(patience=patience, synced=synced)
         try:
@@ -242,7 +244,7 @@ class Database:
 
     def _begin_own(self, turn: Turn, patience: float | None, level: str) -> None:
         turn.connection = self._running_on = self._writer
-        # A transaction's block had it in hand.
+        # A block of `atomic` may have changed these before, on the same connection.
         turn.connection.row_factory = None
         turn.connection.text_factory = str
         try:
@@ -251,7 +253,7 @@ class Database:
             self._set_level(level)
             turn.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            # Closed by the caller of `atomic`, or held in the past by a cursor left open.
+            # The caller of `atomic` closed it, or left a cursor open that pins an old snapshot.
             closed = isinstance(error, sqlite3.ProgrammingError)
             if not closed and not is_old_snapshot(error) and not turn.connection.in_transaction:
                 raise
@@ -276,10 +278,10 @@ class Database:
         old.close()
 
     def commit(self, turn: Turn, ending: Callable[[], object] | None = None) -> None:
-        """Make the transaction durable, ring its slots and let the next writer in.
+        """Make the transaction durable, raise the counters of its slots and let the next writer in.
 
-        `ending` commits in the place of a statement, where the caller's library tracks that. One
-        that was begun outside has no turn, so no log is shortened.
+        `ending`, if given, commits instead of a COMMIT statement, where the caller's library tracks
+        transactions. A transaction that was begun outside has no turn, so the log is not shortened.
         """
         self.check_open()
         try:
@@ -328,13 +330,13 @@ class Database:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
-            # Closed by the caller, or the disk fails: a new connection starts from what is there.
+            # The caller closed it, or the disk fails: a new connection starts from what is stored.
             if connection is self._writer:
                 with suppress(PxrsError):
                     self._replace_writer()
         finally:
             self._writer_lock.leave()
-            # No call between these lines, so no interrupt either.
+            # No call is made between these lines, so no interrupt can come there.
             self._running = self._running_on = self._writing_thread = None
             self._turn.release()
 
@@ -365,19 +367,23 @@ class Database:
             self._turn.release()
             raise
 
-    def join(self) -> None:
-        """From now on this thread works inside a transaction that its caller began."""
+    def join(self, block: object) -> Callable[[], object]:
+        """Note that this thread works inside a transaction that its caller began.
+
+        Returns what ends that: from any thread, and any number of times. If the block is dropped
+        without its end, that ends it, too; else the thread could never write again.
+        """
         self.check_open()
         self._refuse_second_turn()
-        self._joined.add(threading.get_ident())
-
-    def part(self) -> None:
-        """The end of what `join` began."""
-        self._joined.discard(threading.get_ident())
+        me = threading.current_thread()
+        part = weakref.finalize(block, self._joined.discard, me)
+        part.atexit = False
+        self._joined.add(me)
+        return part
 
     def _refuse_second_turn(self) -> None:
-        me = threading.get_ident()
-        if self._writing_thread == me or me in self._joined:
+        joined = self._joined and threading.current_thread() in self._joined
+        if joined or self._writing_thread == threading.get_ident():
             raise InsideTransaction(
                 "this thread already holds a write transaction on this store; "
                 "finish it first, or use the transaction's own methods"
@@ -391,7 +397,7 @@ class Database:
 
 
 def in_chunks(values: Sequence[S], most: int = _CHUNK) -> Iterator[Sequence[S]]:
-    """Pieces that fit into one statement: 32 766 variables as SQLite comes, six a row usually."""
+    """Split into pieces that fit into one statement: 32 766 variables, usually six a row."""
     for start in range(0, len(values), most):
         yield values[start : start + most]
 
@@ -421,7 +427,7 @@ def check_settings(durability: str, busy_timeout: float) -> None:
 
 
 def connect(path: str, level: str, busy_timeout: float) -> sqlite3.Connection:
-    """A connection that any thread may use, for the caller to close."""
+    """Open a connection that any thread may use; the caller closes it."""
     with ExitStack() as opened:
         try:
             connection = sqlite3.connect(
@@ -442,7 +448,7 @@ def connect(path: str, level: str, busy_timeout: float) -> sqlite3.Connection:
 
 
 def check_place(path: str) -> None:
-    """Refuse a place where no file can be, before anything is put there."""
+    """Refuse a path where no file can be, before anything is created there."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         raise StoreUnavailable(f"folder {parent} does not exist; create it first")
@@ -453,7 +459,7 @@ def check_place(path: str) -> None:
 
 
 def usable(connection: sqlite3.Connection, path: str) -> sqlite3.Connection:
-    """The connection, unless its file can't be used: then it is closed."""
+    """Return the connection; if its file can't be used, close it and raise."""
     try:
         schema.check_usable(connection, path)
     except BaseException as error:
@@ -465,7 +471,7 @@ def usable(connection: sqlite3.Connection, path: str) -> sqlite3.Connection:
 
 
 def is_ready(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the file has its log and the tables of this version."""
+    """Whether the file has its write-ahead log and the tables of this version."""
     try:
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
         return bool(mode == "wal" and schema.found_version(connection) == schema.VERSION)
@@ -474,11 +480,11 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def make_ready(connection: sqlite3.Connection, path: str) -> None:
-    """Give it those. The caller must hold the turn."""
+    """Give the file its write-ahead log and tables. The caller must hold the turn."""
     try:
         mode = _with_log(connection)
         if mode != "wal":
-            raise ConfigError(f"{path} can't have a write-ahead log (it has: {mode})")
+            raise ConfigError(f"{path} can't have a write-ahead log (its journal mode is {mode})")
         connection.execute("BEGIN IMMEDIATE")
         schema.migrate(connection)
         connection.execute("COMMIT")
@@ -487,11 +493,12 @@ def make_ready(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _with_log(connection: sqlite3.Connection) -> str:
-    """Give the file a write-ahead log; returns the mode that it has then.
+    """Give the file a write-ahead log; returns its journal mode afterwards.
 
     SQLite refuses that at once while another program has a lock: it does not wait for
-    `busy_timeout`, as everything else does. So an exclusive lock is waited for first. Those who
-    write sleep until they try again when it is let go, which leaves a moment for this.
+    `busy_timeout`, as every other statement does. So this waits for an exclusive lock first. When
+    it lets go of that, the other writers still sleep until their next try, which leaves a moment
+    for the change.
     """
     patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0]) / 1000
     deadline = monotonic() + patience
@@ -506,9 +513,9 @@ def _with_log(connection: sqlite3.Connection) -> str:
 
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
-# per small commit), so the log is started anew early where no reader stands in the way: at 1 MB,
-# then whenever it has doubled. From `WAL_LIMIT` on readers are waited for. Large commits fill it
-# with a few of them first.
+# per small commit), so the log is restarted early where no reader is in the way: at 1 MB, then
+# whenever it has doubled. From `WAL_LIMIT` on the writer waits for readers. With large commits, the
+# log is restarted only after a few of them.
 
 WAL_LIMIT = 16 * 2**20
 _WAL_LEAST = 2**20
@@ -519,14 +526,17 @@ _COMMIT_WEIGHT = 16 * 2**10
 
 
 class LogSize:
-    """Keeps account of the log's size, with all processes, and starts it anew in time."""
+    """Tracks the log's size, together with all processes, and restarts the log in time."""
 
     def __init__(self, control: Control, busy_timeout: float) -> None:
         self._control = control
         self._busy_timeout_ms = int(busy_timeout * 1000)
 
     def keep_short(self, writer: sqlite3.Connection, weight: int) -> None:
-        """After a commit of so many bytes, roughly, and before the next writer's turn."""
+        """Restart the log if it is time. `weight`: roughly how many bytes the last commit added.
+
+        Call it after that commit and before the next writer's turn.
+        """
         before = self._control.wal_bytes
         size = before + weight + _COMMIT_WEIGHT
         if _is_checkpoint_due(before, size, weight):
@@ -558,14 +568,17 @@ def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
 
 
 # Whether the files are still the ones that were opened. SQLite goes on writing to a file that was
-# removed or replaced: it would acknowledge what can never be read. And without its folder a
-# process queues and holds sessions by itself.
+# removed or replaced: it would acknowledge what can never be read. And if its folder was removed, a
+# process has the lock files and sessions for itself, and no other process sees them.
 
 _LOOK_EVERY = 0.25
 
 
 class Whereabouts:
-    """Looks a few times a second at most: each look gives up the interpreter lock."""
+    """Notices that files were removed or replaced.
+
+    It looks at most a few times a second: each look gives up the interpreter lock.
+    """
 
     def __init__(self, paths: tuple[str, ...], clock: Clock) -> None:
         self._paths = paths
@@ -589,7 +602,7 @@ class Whereabouts:
         self._next_look = now + _LOOK_EVERY
 
     def look_now(self) -> None:
-        """Look at the next occasion, however short ago the last one was."""
+        """Look at the next occasion, however recent the last look was."""
         self._next_look = 0.0
 
     def _look(self) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ _INSTANCES = "/proc/sys/fs/inotify/max_user_instances"
 
 
 def findings(database: Database, *, durability: str) -> list[Finding]:
-    """Everything that can be seen without writing."""
+    """Return everything that can be found out without writing."""
     with database.reading() as connection:
         version = schema.found_version(connection)
         journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
@@ -41,7 +41,7 @@ def _library() -> Finding:
         return note(
             "version",
             f"SQLite {version}: 3.7.0 to 3.51.2 can damage a file when a checkpoint races with a "
-            "commit. pxrs keeps the two apart, another program that writes to this file does not",
+            "commit. pxrs keeps the two apart; another program that writes to this file does not",
             "write to this file through pxrs only, or use SQLite 3.51.3 or newer everywhere",
         )
     return ok("version", f"SQLite {version}")

@@ -39,17 +39,17 @@ def is_io_error(error: sqlite3.Error) -> bool:
 
 
 def is_old_snapshot(error: Exception) -> bool:
-    """Whether the transaction has read what another has changed since."""
+    """Whether the transaction has read data that another one has changed since."""
     return getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT
 
 
 def translate(error: Exception, path: str) -> PxrsError:
-    """The typed error for what SQLite said about the file, or its driver about a value."""
+    """The typed error for an error of SQLite about the file, or of its driver about a value."""
     if not isinstance(error, sqlite3.Error):
         return InvalidRequest(f"{path} can't hold such a value: {error}")
     if is_old_snapshot(error):
         return TransactionConflict(
-            f"the transaction on {path} has read what others have changed since; roll it back and "
+            f"the transaction on {path} has read data that others changed since; roll it back and "
             "run it again, from BEGIN IMMEDIATE if this happens often"
         )
     code = primary_code(error)
@@ -80,7 +80,7 @@ def translate(error: Exception, path: str) -> PxrsError:
 
 
 def translate_os(error: OSError, path: str) -> StoreError:
-    """The typed error for what the system said about a file of ours."""
+    """The typed error for a system error about a file of pxrs."""
     if error.errno in _NO_SPACE:
         return StoreFull(f"no space left for {path} ({error.strerror}); free space and retry")
     if error.errno in _NO_RIGHT:

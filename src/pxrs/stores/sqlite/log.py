@@ -2,7 +2,7 @@
 
 Offsets are given inside the transaction that appends, under the file's one writer. An append
 of any number of batches to any number of partitions takes three statements between BEGIN and
-COMMIT: beside a computing thread every statement can cost 5 ms to get the interpreter back.
+COMMIT: beside a computing thread every statement can cost 5 ms, to get the interpreter lock back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.codec.batches import set_base_offset
-from pxrs.core.sequences import Duplicate, Fresh, ProducerState, judge, pack, unpack
+from pxrs.core.sequences import Duplicate, is_first, judge_packed
 from pxrs.errors import (
     InvalidRequest,
     OffsetOutOfRange,
@@ -29,13 +29,13 @@ from pxrs.stores.sqlite.age import DAY_MS, Age, note
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
-from pxrs.stores.table_log import DELETED, END, TableLog, validate_topic
+from pxrs.stores.table_log import DELETED, END, OWNER, TableLog, of_another_store, validate_topic
 from pxrs.types import Append, Appended, Fetched, LogPartition
 
 PRODUCER_MEMORY_MS = 7 * DAY_MS
 _CHUNK = 500
-# How many batches one fetch returns at most, and how many it looks at first: adding up their sizes
-# costs more than reading a few of them.
+# How many batches one fetch returns at most, and how many it reads before it adds up sizes: adding
+# them up costs more than reading a few batches.
 _MOST_BATCHES, _FIRST_LOOK = 1024, 16
 
 _END = END.replace("@.", "")
@@ -74,6 +74,7 @@ class SqliteLog(TableLog):
         validate_topic(topic_id, partitions)
         self._sweep_deleted()
         rows = [(topic_id, number) for number in range(partitions)]
+        owner = self.owner()
 
         def work(turn: Turn) -> None:
             held: int = turn.connection.execute(
@@ -81,8 +82,16 @@ class SqliteLog(TableLog):
             ).fetchone()[0]
             if held not in (0, partitions):
                 raise TopicExists(f"log {topic_id} has {held} partitions, not {partitions}")
+            if held:
+                if _owner_of(turn, topic_id) != owner:
+                    raise of_another_store(topic_id)
+                return
+            turn.connection.execute(
+                "INSERT OR REPLACE INTO pxrs_meta (name, value) VALUES (?, ?)",
+                (OWNER + topic_id, owner),
+            )
             turn.connection.executemany(
-                "INSERT OR IGNORE INTO pxrs_log_partitions (topic_id, partition, start, floor) "
+                "INSERT INTO pxrs_log_partitions (topic_id, partition, start, floor) "
                 "VALUES (?, ?, 0, 0)",
                 rows,
             )
@@ -90,7 +99,12 @@ class SqliteLog(TableLog):
         self._database.write(work)
 
     def drop(self, topic_id: str) -> None:
+        owner = self.owner()
+
         def work(turn: Turn) -> list[int]:
+            if _owner_of(turn, topic_id) not in ("", owner):
+                return []
+            turn.connection.execute("DELETE FROM pxrs_meta WHERE name = ?", (OWNER + topic_id,))
             rows = turn.connection.execute(
                 "UPDATE pxrs_log_partitions SET topic_id = ? || id || ? || topic_id "
                 "WHERE topic_id = ? RETURNING partition",
@@ -110,7 +124,7 @@ class SqliteLog(TableLog):
         """`append` inside the caller's write transaction."""
         heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
         if heads.gone:
-            # Dropped by another process, and perhaps made again.
+            # Another process dropped them, and perhaps made them again.
             for where in heads.gone:
                 self._places.pop(where, None)
             heads = _Heads(turn, appends, self._resolve(turn.connection, appends))
@@ -127,7 +141,7 @@ class SqliteLog(TableLog):
                     _PLACE, (storable(offset), part, where.topic_id)
                 ).fetchone()
                 if row is None:
-                    # Dropped by another process: look whether it was made again.
+                    # Another process dropped it: look whether it was made again.
                     self._places.pop(where, None)
                     continue
                 start, end, first = row
@@ -166,7 +180,7 @@ class SqliteLog(TableLog):
             return connection.execute(text, values).fetchall()
 
     def _part(self, where: LogPartition) -> int:
-        """The partition's row id as it is now, whatever is remembered of it."""
+        """Read the partition's present row id, past the cache."""
         with self._database.reading() as connection:
             row = connection.execute(
                 "SELECT id FROM pxrs_log_partitions WHERE topic_id = ? AND partition = ?", where
@@ -209,6 +223,14 @@ class SqliteLog(TableLog):
             parts = parts[self._database.write(partial(_delete_some, parts)) :]
 
 
+def _owner_of(turn: Turn, topic_id: str) -> str:
+    """The store that made the topic; empty for this database's own, and of earlier releases."""
+    row = turn.connection.execute(
+        "SELECT value FROM pxrs_meta WHERE name = ?", (OWNER + topic_id,)
+    ).fetchone()
+    return "" if row is None else str(row[0])
+
+
 class _Heads:
     """The ends of the partitions that one append touches, and what it adds to them."""
 
@@ -223,10 +245,11 @@ class _Heads:
         self._places = places
         self._ends: dict[int, int] = {}
         self._age = Age(0, None)
-        self._states: dict[tuple[int, int], ProducerState] = {}
-        self._changed: dict[tuple[int, int], ProducerState] = {}
+        # The packed state of each producer in each partition.
+        self._states: dict[tuple[int, int], bytes] = {}
+        self._changed: dict[tuple[int, int], bytes] = {}
         self._rows: list[tuple[int, int, int, int, int, bytearray]] = []
-        # The same batch twice is two rows: each needs its own base offset in its bytes.
+        # The same batch object twice is two rows: each needs its own base offset in its bytes.
         self._placed: set[int] = set()
         parts = [place.id for place in places.values() if isinstance(place, _Place)]
         for producer in {append.batch.producer_id for append in appends}:
@@ -240,11 +263,11 @@ class _Heads:
             self._ends[part] = end
             self._age = Age(*age)
             if state is not None:
-                self._states[part, producer] = unpack(state)
+                self._states[part, producer] = state
 
     @property
     def gone(self) -> list[LogPartition]:
-        """Partitions that are not where they were."""
+        """Partitions whose remembered row no longer exists."""
         return [
             where
             for where, place in self._places.items()
@@ -252,7 +275,7 @@ class _Heads:
         ]
 
     def place(self, append: Append) -> Appended | PxrsError:
-        """Give the batch its offset, or say why it can't have one."""
+        """Give the batch its offset, or return the error why it can't have one."""
         where, batch = append
         place = self._places[where]
         if not isinstance(place, _Place):
@@ -266,12 +289,12 @@ class _Heads:
             return TopicNotFound(where.topic_id)
         if batch.producer_id >= 0:
             key = (place.id, batch.producer_id)
-            verdict = judge(self._states.get(key), batch, base)
+            verdict = judge_packed(self._states.get(key), batch, base)
             if isinstance(verdict, Duplicate):
                 return Appended(verdict.base, duplicate=True)
-            if not isinstance(verdict, Fresh):
+            if not isinstance(verdict, bytes):
                 return verdict
-            self._states[key] = self._changed[key] = verdict.state
+            self._states[key] = self._changed[key] = verdict
         data = batch.data
         if id(data) in self._placed:
             data = bytearray(data)
@@ -285,7 +308,7 @@ class _Heads:
         return Appended(base)
 
     def store(self, now: int) -> None:
-        """Write the batches and what to remember of their producers.
+        """Write the batches and the states of their producers.
 
         `now`: the monotonic clock, in ms.
         """
@@ -303,7 +326,7 @@ class _Heads:
             marks = ",".join(["(?,?,?,?)"] * len(changed))
             states: list[object] = []
             for (part, producer), state in changed:
-                states += (part, producer, pack(state), age.ms)
+                states += (part, producer, state, age.ms)
             self._connection.execute(
                 f"INSERT INTO pxrs_log_producers VALUES {marks} "
                 "ON CONFLICT DO UPDATE SET state = excluded.state, used = excluded.used",
@@ -311,8 +334,8 @@ class _Heads:
             )
 
     def _forget_producers(self, age: int) -> None:
-        """When a producer is new, forget those that were silent while the file aged by a week."""
-        parts = {part for (part, _), state in self._changed.items() if len(state.batches) == 1}
+        """If a producer is new, forget those that sent nothing while the file aged by a week."""
+        parts = {part for (part, _), state in self._changed.items() if is_first(state)}
         for some in in_chunks(list(parts)):
             marks = ",".join("?" * len(some))
             self._connection.execute(
@@ -324,7 +347,7 @@ class _Heads:
 def _read(
     connection: sqlite3.Connection, part: int, first: int | None, end: int, max_bytes: int
 ) -> list[tuple[int, int, bytes]]:
-    """The batches from `first` on that fit into `max_bytes`: always one, if there is one."""
+    """Read the batches from `first` on that fit into `max_bytes`: at least one if there is one."""
     rows: list[tuple[int, int, bytes]] = []
     always, look = first, _FIRST_LOOK
     while True:

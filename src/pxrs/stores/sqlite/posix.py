@@ -1,7 +1,7 @@
 """The few system calls that the standard library lacks or wraps at a cost.
 
 `fcntl.flock` gives up the interpreter lock for a call that never blocks; beside a computing
-thread getting it back can take 5 ms. `PyDLL` keeps it. inotify has no wrapper at all, and
+thread, getting it back can take 5 ms. `PyDLL` keeps it. inotify has no wrapper at all, and
 the packages that offer one start a compiler to find libc.
 """
 
@@ -41,7 +41,7 @@ def closing_on_failure() -> Iterator[Callable[[int], int]]:
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Take the file's lock if that is possible at once."""
+    """Take the file's lock if it is free; returns whether it was."""
     if _libc.flock(fd, (LOCK_SH if shared else LOCK_EX) | LOCK_NB) == 0:
         return True
     code = ctypes.get_errno()

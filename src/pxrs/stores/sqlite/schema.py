@@ -1,4 +1,4 @@
-"""Tables, and how an older file becomes a newer one.
+"""Tables, and the migration of older files.
 
 Everything pxrs keeps in a file has the prefix `pxrs_`, so it can live beside the caller's own
 tables. Plain rowid tables: WITHOUT ROWID on blobs is twice as slow to insert.
@@ -61,5 +61,5 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def step_to(version: int) -> Iterator[str]:
-    """Yields the statements that make this version of the one before."""
+    """Yields the statements that migrate a file from the version before to this one."""
     return statements(__package__, f"schema_{version}")

@@ -1,20 +1,20 @@
 """Sessions as locked, stamped files in `<database>-pxrs/sessions/`.
 
-A session is alive while its file is there, its stamp lies ahead and its lock is held. It
-needs the database's writer for nothing, so a long transaction expires no session; the kernel
-drops the lock of a killed process, so its death is seen at once.
+A session is alive while its file exists, its stamp lies ahead and its lock is held. It never
+needs the database's writer, so a long transaction expires no session; the kernel drops the lock of
+a killed process, so its death is noticed at once.
 
 Why a verdict can't be taken back:
 
 - An observer reads the clock, then the stamp. It removes the file if the stamp lies behind.
 - A holder writes the new stamp, then reads the clock. It has renewed only if the old stamp
   still lay ahead; the write happened before that, so no observer can have read the old stamp
-  after its time. If it came too late it ends the session itself.
+  after its time. If the holder was too late it ends the session itself.
 - A file is named only after it is locked and stamped, and a name is never used twice. So a
   free lock means that the holder let go, and a missing file means that the session is over.
 
 Renewing and ending exclude each other: a stamp written after the file was closed would go to
-whatever file has its number by then, and that may be the database.
+whatever file has its descriptor number by then, and that may be the database.
 
 Sessions that are lent have no lock, as they outlive their process: see `lent_sessions.py`.
 """
@@ -31,20 +31,20 @@ from contextlib import contextmanager, suppress
 
 from pxrs.clock import Clock
 from pxrs.errors import SessionLost
-from pxrs.stores.sqlite.beside import make_folder_beside, open_beside, open_found
+from pxrs.stores.sqlite.beside import folder_of, make_folder_beside, open_beside, open_found
 from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import try_lock
 from pxrs.stores.timed_sessions import is_lent, validate_ttl
 
 _STAMP = struct.Struct("=d")
-# Of one that is lent, behind its stamp: its TTL, and the mark of who has adopted it last.
+# In the file of a lent session, behind its stamp: its TTL, and the mark of its last adopter.
 _TTL_AT = _STAMP.size
 MARK_AT = 2 * _STAMP.size
 _NAME = re.compile("(lent-)?[0-9a-f]{24}")
 
 
 def is_session_name(name: str) -> bool:
-    """Whether a session can have this name."""
+    """Whether this is a possible name of a session."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -58,35 +58,29 @@ class SessionFiles:
         self._database = database
         self._clock = clock
 
-    def open(
-        self,
-        ttl: float,
-        on_end: Callable[[FileSession], None],
-        before_end: Callable[[], None] = lambda: None,
-    ) -> FileSession:
-        """Start a session of this process; `on_end` hears when it is over for its holder.
-
-        `before_end` is called when the holder ends it: whatever it holds is still its own.
-        """
+    def open(self, ttl: float, on_end: Callable[[FileSession], None]) -> FileSession:
+        """Start a session of this process; `on_end` is called when it is over for its holder."""
         name = secrets.token_hex(12)
         fd, deadline = self.make(name, ttl)
-        path = os.path.join(self.path, name)
-        return FileSession(name, ttl, fd, path, deadline, self._clock, on_end, before_end)
+        return FileSession(name, ttl, fd, self, deadline, self._clock, on_end)
 
     def make(self, name: str, ttl: float) -> tuple[int, float]:
         """Make the file of a session; returns it open and locked, and its stamp."""
         validate_ttl(ttl)
-        path, hidden = os.path.join(self.path, name), os.path.join(self.path, f".{name}")
+        hidden = f".{name}"
         with typed_errors(self.path):
-            fd = open_beside(hidden, self._database, os.O_EXCL)
+            fd = open_beside(os.path.join(self.path, hidden), self._database, os.O_EXCL)
             try:
                 try_lock(fd)
                 deadline = self._clock.monotonic() + ttl
                 os.pwrite(fd, _STAMP.pack(deadline) + _STAMP.pack(ttl), 0)
-                os.rename(hidden, path)
+                with self._folder() as folder:
+                    os.rename(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
-                remove(hidden)
-                os.close(fd)
+                try:
+                    self.remove(hidden)
+                finally:
+                    os.close(fd)
                 raise
         return fd, deadline
 
@@ -99,21 +93,20 @@ class SessionFiles:
             stamp = read_stamp(fd)
             over = self._lies_too_far_ahead(fd, stamp) if is_lent(name) else _is_free(fd)
             if stamp <= now or over:
-                remove(os.path.join(self.path, name))
+                self.remove(name)
                 return False
             return True
 
     def _lies_too_far_ahead(self, fd: int, stamp: float) -> bool:
-        """Whether it was written before the machine started: the clock began anew.
+        """Whether the stamp was written before the machine started: the clock began anew.
 
-        The clock is read after the stamp: it may have been renewed in between.
+        The clock is read after the stamp, because the session may have been renewed in between.
         """
         return stamp > self._clock.monotonic() + read_ttl(fd)
 
     def names(self) -> list[str]:
         """The sessions that may be alive."""
-        with typed_errors(self.path):
-            return [name for name in os.listdir(self.path) if is_session_name(name)]
+        return [name for name in self._all() if is_session_name(name)]
 
     def deadline(self, name: str) -> float | None:
         """Returns when the session will expire unless it is renewed; None if it is over."""
@@ -122,34 +115,65 @@ class SessionFiles:
 
     def sweep_unborn(self) -> None:
         """Remove files whose process died before it could name them."""
-        with typed_errors(self.path):
-            names = [name for name in os.listdir(self.path) if name.startswith(".")]
-        for name in names:
+        for name in self._all():
+            if not name.startswith("."):
+                continue
             with self._opened(name, hidden=True) as fd:
                 if fd is not None and os.fstat(fd).st_size > 0 and try_lock(fd, shared=True):
-                    remove(os.path.join(self.path, name))
+                    self.remove(name)
+
+    def _all(self) -> list[str]:
+        with typed_errors(self.path), self._folder() as folder:
+            return os.listdir(folder)
+
+    @contextmanager
+    def _folder(self) -> Iterator[int]:
+        """The folder by a handle, opened anew each time: a link put in its place is refused.
+
+        Whoever can write beside the database could else lead root to other folders, to judge and
+        remove what has the name of a session there.
+        """
+        with folder_of(os.path.join(self.path, "any"), self._database) as folder:
+            yield folder
+
+    def remove(self, name: str) -> None:
+        """Remove the file of a session, if it is there."""
+        with typed_errors(self.path), suppress(FileNotFoundError), self._folder() as folder:
+            os.unlink(name, dir_fd=folder)
+
+    def has(self, name: str) -> bool:
+        """Whether the file of a session is there."""
+        with typed_errors(self.path), suppress(FileNotFoundError), self._folder() as folder:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return True
+        return False
+
+    def open_file(self, name: str, flags: int) -> int | None:
+        """Open the file of a session; None if it is not there."""
+        path = os.path.join(self.path, name)
+        with typed_errors(path), suppress(FileNotFoundError), self._folder() as folder:
+            return open_found(path, flags, name, folder)
+        return None
 
     @contextmanager
     def _opened(self, name: str, *, hidden: bool = False) -> Iterator[int | None]:
-        """The session's file to look at; None if there is none, or if that is no session's name.
+        """Open the session's file; None if there is none, or if that is no session's name.
 
-        Names come from callers and from the folder: one with a slash in it would be a file
-        that is none of ours, to be opened, judged and removed.
+        Names come from callers and from the folder: a name with a slash in it would lead to a
+        foreign file, and pxrs would open, judge and remove that.
         """
         if not is_session_name(name[1:] if hidden else name):
             yield None
             return
-        path = os.path.join(self.path, name)
-        with typed_errors(path):
-            try:
-                fd = open_found(path, os.O_RDONLY)
-            except FileNotFoundError:
-                yield None
-                return
-            try:
+        fd = self.open_file(name, os.O_RDONLY)
+        if fd is None:
+            yield None
+            return
+        try:
+            with typed_errors(os.path.join(self.path, name)):
                 yield fd
-            finally:
-                os.close(fd)
+        finally:
+            os.close(fd)
 
 
 class FileSession:
@@ -160,20 +184,18 @@ class FileSession:
         name: str,
         ttl: float,
         fd: int,
-        path: str,
+        files: SessionFiles,
         deadline: float,
         clock: Clock,
         on_end: Callable[[FileSession], None],
-        before_end: Callable[[], None],
     ) -> None:
         self.id = name
         self.ttl = ttl
         self._fd = fd
-        self._path = path
+        self._files = files
         self._deadline = deadline
         self._clock = clock
         self._on_end = on_end
-        self._before_end = before_end
         self._lock = threading.Lock()
         self._over = False
 
@@ -188,9 +210,9 @@ class FileSession:
         sent = self._clock.monotonic()
         if sent >= self._deadline:
             return False
-        with typed_errors(self._path):
+        with typed_errors(self._files.path):
             write_stamp(self._fd, sent + self.ttl)
-        if self._clock.monotonic() >= self._deadline or not os.path.exists(self._path):
+        if self._clock.monotonic() >= self._deadline or not self._files.has(self.id):
             return False
         self._deadline = sent + self.ttl
         return True
@@ -201,14 +223,14 @@ class FileSession:
         return max(0.0, self._deadline - self._clock.monotonic())
 
     def close(self) -> None:
-        if not self._over:
-            self._before_end()
         with self._lock:
             if self._over:
                 return
             self._over = True
-            remove(self._path)
-            os.close(self._fd)
+            try:
+                self._files.remove(self.id)
+            finally:
+                os.close(self._fd)
         self._on_end(self)
 
     def forget(self) -> None:
@@ -221,7 +243,7 @@ class FileSession:
 
 @contextmanager
 def typed_errors(path: str) -> Iterator[None]:
-    """Raises what a call of the system says as an error of ours."""
+    """Raises an error of a system call as an error of pxrs."""
     try:
         yield
     except OSError as error:
@@ -229,7 +251,7 @@ def typed_errors(path: str) -> Iterator[None]:
 
 
 def read_stamp(fd: int) -> float:
-    """Until when the session lives; 0 if the file is cut off."""
+    """Read until when the session lives; 0 if the file is cut off."""
     return _read_seconds(fd, 0)
 
 
@@ -249,9 +271,3 @@ def _read_seconds(fd: int, at: int) -> float:
 def _is_free(fd: int) -> bool:
     """Whether no process holds the session's lock."""
     return try_lock(fd, shared=True)
-
-
-def remove(path: str) -> None:
-    """Remove the file of a session, if it is there."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)

@@ -1,16 +1,16 @@
 """A queue in front of the one writer that an SQLite file has.
 
 SQLite's own busy handler lets a writer in a tight loop starve the others. Here every writer
-takes lock A, then lock B, then releases A: whoever has just written has to pass A again,
-behind the one that already waits for B. At most one process waits for B, so it can look often;
+takes lock A, then lock B, then releases A: a process that has just written has to take A again,
+behind the one that already waits for B. At most one process waits for B, so it can poll often;
 the others have a whole transaction's time to take A.
 
 Both are polled and not waited for: a wait in `flock` can't be ended by a timeout, and a
 frozen holder must become a `StoreBusy` that names it.
 
-Only B keeps writers apart; A is manners. Who has waited long for A goes on without it, so a
-process that was frozen in the queue, where it writes nothing, stops no other. Whoever found that
-once waits for A much shorter the next time, until it gets it again.
+Only B keeps writers apart; A only keeps their order. A process that has waited long for A goes on
+without it, so a process that was frozen in the queue, where it writes nothing, stops no other. A
+process that had to do so waits for A much shorter the next time, until it gets it again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005
 _LONGEST_WAIT = 0.002
 _LONGEST_QUEUE = 1.0
-# How much shorter each time, while A is not to be had; still long enough for a queue that moves.
+# The factor by which the wait for A shrinks each time in vain, and the shortest wait, which is
+# still long enough for a queue that moves.
 _SHORTER = 0.1
 _SHORTEST_QUEUE = 0.02
 
 
 class WriterLock:
-    """The two locks. One thread of a process uses it at a time; the caller sees to that."""
+    """The two locks. The caller ensures that one thread of a process uses them at a time."""
 
     def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:
         with closing_on_failure() as opened:
@@ -44,7 +45,7 @@ class WriterLock:
         self._queue = _LONGEST_QUEUE
 
     def enter(self, timeout: float) -> bool:
-        """Take the writer's turn; false if it did not come in time."""
+        """Take the writer's turn; returns false if it did not get it in time."""
         start = self._clock.monotonic()
         deadline = start + timeout
         try:
@@ -59,7 +60,7 @@ class WriterLock:
         return True
 
     def leave(self) -> None:
-        """Let the next one in. Twice does no harm."""
+        """Let the next writer in. A second call does no harm."""
         self._control.set_holder(0, 0.0)
         unlock(self._b)
 
@@ -69,7 +70,7 @@ class WriterLock:
         unlock(self._a)
 
     def describe_holder(self, path: str) -> str:
-        """Whom a writer has waited for in vain."""
+        """Describe which process a writer has waited for in vain."""
         holder = self._control.holder
         if holder is None:
             return f"many writers queue for {path}; it is over its capacity"
@@ -88,8 +89,15 @@ class WriterLock:
         return True
 
     def close(self) -> None:
-        os.close(self._a)
-        os.close(self._b)
+        """Close the files. A call of `give_up` that comes later does nothing.
+
+        A thread that waited for its turn while the store was closed makes one. The descriptors'
+        numbers may be other files' by then, whose locks it must not release.
+        """
+        a, self._a = self._a, -1
+        b, self._b = self._b, -1
+        os.close(a)
+        os.close(b)
 
 
 def _command_of(pid: int) -> str:

@@ -1,14 +1,15 @@
 """Multis whose outcome is known, whatever the network does.
 
 Every multi also writes a *slot*, an ephemeral znode that only this handle writes, and is
-conditional on the slot's version. So of a multi that was sent and not answered it can be told:
-either the slot holds its mark, then it happened; or the slot can be written once more, then
-it did not happen and never will, because it expects the slot as it was. What the slot's write
-returns also tells the transaction's id, which is the version of everything in it.
+conditional on the slot's version. So the outcome of a multi that was not answered can be found
+out: either the slot holds its mark, then it happened; or the slot can be written once more, then
+it did not happen and never will, because it expects the slot as it was. The result of the slot's
+write also contains the transaction's id, which is the version of everything in it.
 
-Slots go with the connection's session, and so with the data of servers that come back empty. There
-transaction ids begin anew, and an old version would pass for a new one; so with each slot it is
-made sure that this is the store that was opened, by a name that was given to it once.
+Slots vanish with the connection's session, and so with the data of servers that come back empty.
+On such servers transaction ids begin anew, and an old version would pass for a new one; so whenever
+a slot is made, this handle checks that this is the store that it opened, by a name that the store
+was given once.
 """
 
 from __future__ import annotations
@@ -77,22 +78,22 @@ class Commits:
         self._free: list[_Slot] = []
 
     def open(self) -> None:
-        """Make the folder, and note which store this is; who opens it first names it."""
+        """Make the folder, and note which store this is; the first handle to open it names it."""
         self._link.make_all(self._folder)
         self._link.make(self._name_path, value=secrets.token_hex(8).encode())
         self._name = self._read_name(self._link.deadline())
 
     def run(self, operations: Sequence[Operation], deadline: float) -> Done | Refused:
-        """All of the operations, or none.
+        """Do all of the operations, or none.
 
-        `OutcomeUnknown` if it was not answered and can't be found out, `StoreUnavailable` if
-        it was not sent.
+        Raises `OutcomeUnknown` if there was no answer and the outcome can't be found out,
+        `StoreUnavailable` if the multi was not sent.
         """
         while True:
             slot = self._take(deadline)
             outcome = self._try(slot, operations, deadline)
             if outcome is not None:
-                # Not after an error: what was sent may still find the slot as it expects it.
+                # Not reused after an error: what was sent may still find the slot as it expects.
                 with self._lock:
                     self._free.append(slot)
                 return outcome
@@ -114,7 +115,7 @@ class Commits:
     def _try(
         self, slot: _Slot, operations: Sequence[Operation], deadline: float
     ) -> Done | Refused | None:
-        """None if the slot was gone: nothing happened, and another one is needed."""
+        """Send the multi; None if the slot was gone: nothing happened, another one is needed."""
         mark = secrets.token_hex(12).encode()
         all_of_it = [Operation("set_data", slot.path, mark, slot.version), *operations]
 
@@ -133,7 +134,7 @@ class Commits:
         except DOUBTFUL as error:
             return self._settle(slot, mark, error, deadline)
         except (Closed, ConfigError) as error:
-            # The connection was given up, by us or by the server.
+            # The connection was closed, by this process or by the server.
             if not sent:
                 raise
             raise _unknown(error) from error
@@ -148,14 +149,14 @@ class Commits:
     def _settle(
         self, slot: _Slot, mark: bytes, error: Exception, deadline: float
     ) -> Done | Refused | None:
-        """Find out whether it happened, and see to it that it does not happen later."""
+        """Find out whether it happened, and make sure that it does not happen later."""
         while True:
             try:
                 settled = self._look(slot, mark, error, deadline)
             except DOUBTFUL:
                 continue
             except PxrsError:
-                # With our session the slot went: what it said can't be read any more.
+                # The slot vanished with our session: its evidence is gone.
                 raise _unknown(error) from error
             if settled is not None:
                 return settled
@@ -163,7 +164,7 @@ class Commits:
     def _look(
         self, slot: _Slot, mark: bytes, error: Exception, deadline: float
     ) -> Done | Refused | None:
-        """None if it arrived between our two requests: then another look tells."""
+        """Look once; None if the multi arrived between the two requests: then look again."""
         value, stat = self._link.call(lambda client: client.get_async(slot.path), deadline)
         if value == mark:
             slot.version = stat.version
@@ -177,7 +178,7 @@ class Commits:
                 )
             except zk.BadVersionError:
                 return None
-        # Else it is our own write that was not answered.
+        # Otherwise the new version comes from our own write, which was not answered.
         slot.version = stat.version
         return Refused(Operation("set_data", slot.path), error)
 

@@ -14,8 +14,9 @@ from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailabl
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
+from pxrs.stores.zookeeper.crowding import Crowding
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
-from pxrs.stores.zookeeper.link import Link
+from pxrs.stores.zookeeper.link import Farewell, Link
 from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, is_record, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
@@ -23,15 +24,15 @@ from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Versioned, Write
 
-# A multi counts by bytes: 1 MB in all (jute.maxbuffer). So many claims always fit.
+# ZooKeeper limits a multi by its bytes: 1 MB in all (jute.maxbuffer). This many claims always fit.
 _LIMITS = Limits(operations=200, value_bytes=1_000_000)
 _MOST_BYTES = 2**20 - 1
-# Of one operation besides its path and its value: numbers, lengths, and whom a znode belongs to.
+# Bytes of one operation besides its path and value: numbers, lengths, and the znode's ACL.
 _PER_OPERATION = 50
-# Of the slot, and of the request.
+# Bytes of the slot and of the request itself.
 _PER_COMMIT = 500
-# A server ends the connection on which it gets more than it takes. What is smaller than this it
-# takes with any setting; what is larger, and was cut off so often in a row, it does not.
+# A server closes the connection on which a request is too large. A request that is smaller than
+# this fits with any setting; one that is larger, and was cut off this often in a row, does not.
 _SURELY_TAKEN = 32 * 1024
 _CUT_OFF = 3
 _SESSION_TIMEOUT = 10.0
@@ -46,9 +47,11 @@ class ZooKeeperCoord:
         top = "/" + settings.prefix
         self._clock = clock
         self._deleting = threading.Lock()
+        self._crowding = Crowding(clock)
         self._root = f"{top}/records"
-        self._link = Link(settings, clock, _SESSION_TIMEOUT)
-        self._sessions = Sessions(settings, clock, f"{top}/sessions")
+        farewell = Farewell(settings.timeout, clock)
+        self._link = Link(settings, clock, _SESSION_TIMEOUT, farewell)
+        self._sessions = Sessions(settings, clock, f"{top}/sessions", farewell)
         self._reading = Reading(self._link, self._root, self._sessions)
         self._planner = Planner(self._root, self._reading, self._sessions)
         self._commits = Commits(self._link, f"{top}/commits", f"{top}/id")
@@ -70,10 +73,13 @@ class ZooKeeperCoord:
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
         validate_limit(limit)
+        return self._link.in_one_session(lambda: self._list(prefix, after, limit))
+
+    def _list(self, prefix: str, after: str | None, limit: int | None) -> builtins.list[Versioned]:
         paths = self._reading.walk(folder_of(self._root, prefix), prefix, after)
         records: list[Versioned] = []
         while page := [*islice(paths, limit)]:
-            found = self._reading.records(page)
+            found = self._reading.those(page)
             there = [found[path].record for path in page if path in found]
             records += [record for record in there if record is not None]
             self._sweep({path: each for path, each in found.items() if each.record is None})
@@ -91,9 +97,10 @@ class ZooKeeperCoord:
 
     @contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
-        """One commit of this handle at a time that deletes: each would refuse all the others.
+        """Let one deleting commit of this handle run at a time: each would refuse all the others.
 
-        It writes the guards of its folders, and every check in these folders names a guard.
+        Such a commit writes the guards of its folders, and every check in these folders names a
+        guard.
         """
         left = max(0.0, deadline - self._clock.monotonic())
         if not self._deleting.acquire(timeout=left):
@@ -119,6 +126,7 @@ class ZooKeeperCoord:
             if size > _MOST_BYTES:
                 raise _too_large(size)
             outcome = self._commits.run(plan.operations, deadline)
+            self._crowding.note(refused=isinstance(outcome, Refused))
             if isinstance(outcome, Done):
                 return self._planner.done(plan, outcome)
             self._sort_out(plan, outcome)
@@ -146,7 +154,7 @@ class ZooKeeperCoord:
     def close(self) -> None:
         """End the sessions of this handle and give up its connections.
 
-        A forked child has none of them: they are its parent's.
+        Not in a forked child: they are its parent's.
         """
         if self._link.origin.is_parent:
             return
@@ -155,7 +163,7 @@ class ZooKeeperCoord:
         self._link.stop()
 
     def _know_folders(self, writes: Sequence[Write]) -> None:
-        """See to it that the folders are there and a version of their guards is known."""
+        """Make sure that the folders exist and that a version of their guards is known."""
         folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
         guard = self._reading.knowledge.guard
         unknown = sorted(folder for folder in folders if guard(folder) is None)
@@ -168,7 +176,7 @@ class ZooKeeperCoord:
             self._reading.guards(missing)
 
     def _sort_out(self, plan: Plan, refused: Refused) -> None:
-        """Raise what can't be mended by reading again."""
+        """Raise the error of a refusal that reading again can't mend."""
         if refused.operation.path in plan.sessions:
             raise SessionLost(
                 f"session {refused.operation.path.rpartition('/')[2]} is over; "
@@ -184,7 +192,7 @@ class ZooKeeperCoord:
             raise translated(refused.error)
 
     def _sweep(self, dead: Mapping[str, Found]) -> None:
-        """Remove what ended sessions have left. It is invisible already: not worth an error."""
+        """Remove the records of ended sessions. They are invisible already: not worth an error."""
         some = dict(sorted(dead.items())[: _LIMITS.operations // 3])
         guards = {f"{path.rpartition('/')[0]}/{GUARD}": each.known for path, each in some.items()}
         if some:
@@ -206,13 +214,13 @@ class ZooKeeperCoord:
 
 
 def _size(operations: Sequence[Operation]) -> int:
-    """How many bytes the request has, or a few more."""
+    """The size of the request in bytes, or a little more."""
     sizes = (len(each.path.encode()) + len(each.value) + _PER_OPERATION for each in operations)
     return _PER_COMMIT + sum(sizes)
 
 
 def _too_large(size: int) -> InvalidRequest:
     return InvalidRequest(
-        f"commit is {size} bytes long; ZooKeeper takes 1 MB in all, or what jute.maxbuffer is set "
-        "to there: write less at once"
+        f"commit is {size} bytes long; ZooKeeper takes 1 MB in all, or its setting of "
+        "jute.maxbuffer: write less at once"
     )

@@ -25,7 +25,7 @@ def _server(answer: str) -> list[Finding]:
         return [
             note(
                 "cluster",
-                "the server does not answer 'srvr', so it is not known whether it stands alone",
+                "the server does not answer 'srvr', so it is not known whether it is the only one",
                 "allow it: 4lw.commands.whitelist=srvr",
             )
         ]

@@ -1,4 +1,4 @@
-"""Translates kazoo's errors: whether the request may have happened, and what callers get."""
+"""Translates kazoo's errors: may the request have happened, and which error callers get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pxrs.errors import (
 
 __all__ = ["DOUBTFUL", "came_back_empty", "translated", "zk"]
 
-# It may have happened: the connection broke, or no answer came.
+# After these the request may have happened: the connection broke, or no answer came.
 DOUBTFUL = (
     zk.ConnectionLoss,
     zk.ConnectionClosedError,
@@ -28,7 +28,7 @@ DOUBTFUL = (
 
 
 def translated(error: Exception) -> PxrsError:
-    """The error that a caller gets for one of kazoo's."""
+    """The pxrs error for an error of kazoo."""
     if isinstance(error, zk.AuthFailedError | zk.NoAuthError):
         return ConfigError(
             "ZooKeeper refuses this user; the URL names it: "
@@ -39,13 +39,13 @@ def translated(error: Exception) -> PxrsError:
     if isinstance(error, zk.NoNodeError):
         return came_back_empty()
     if isinstance(error, zk.BadArgumentsError):
-        return InvalidRequest(f"ZooKeeper does not take this: {error}")
+        return InvalidRequest(f"ZooKeeper refused this request: {error}")
     return StoreError(f"ZooKeeper: {type(error).__name__} {error}")
 
 
 def came_back_empty() -> StoreDamaged:
-    """The error for a store that is not there any more, or is not the one that was opened."""
+    """The error for a store that is gone, or is not the one that was opened."""
     return StoreDamaged(
-        "what pxrs keeps in ZooKeeper is gone: the servers came back without their data, or its "
+        "the data of pxrs in ZooKeeper is gone: the servers came back without their data, or its "
         "folder was removed; restore the data, or open the store again to begin with an empty one"
     )

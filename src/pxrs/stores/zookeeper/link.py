@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
@@ -24,39 +24,83 @@ from pxrs.errors import Closed, ConfigError, PxrsError, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
 
-# kazoo reports every lost connection; who uses it learns that from us.
+# kazoo logs every lost connection; callers learn of it from errors of pxrs.
 _LOGGER = logging.getLogger("pxrs.zookeeper")
 _LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
-# Below that it logs logins.
+# At lower levels it logs logins.
 _LOGGER.setLevel(logging.INFO)
 
 _PAUSE = 0.02
-# How long it may take to see whether the servers let anybody in.
+# How long it may take to see whether the servers accept a new client.
 _NEWCOMER = 2.0
+
+T = TypeVar("T")
+
+
+class Farewell:
+    """How long the connections of one handle are waited for when they are closed: all together.
+
+    kazoo notices only after a while that a server is frozen or out of reach, and each client does
+    so by itself. A connection that is not closed in time goes on closing in the background, and
+    the servers end its session by themselves.
+    """
+
+    def __init__(self, timeout: float, clock: Clock) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._until: float | None = None
+
+    def left(self) -> float:
+        """Returns how many seconds are left, counted from the first call of a row of closings."""
+        now = self._clock.monotonic()
+        until = self._until
+        if until is None:
+            until = self._until = now + self._timeout
+        return max(0.0, until - now)
+
+    def closed(self) -> None:
+        """Note that a connection was closed in time: the next one has all the time again."""
+        self._until = None
+
+    def answered(self) -> None:
+        """Note that the servers answer. Before the time is up, the answer may be an old one."""
+        until = self._until
+        if until is not None and self._clock.monotonic() >= until:
+            self._until = None
 
 
 class Link:
     """One kazoo client, which is one ZooKeeper session."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock, session_timeout: float) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        clock: Clock,
+        session_timeout: float,
+        farewell: Farewell,
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self.farewell = farewell
         self._closed = threading.Event()
+        self._stopping: threading.Thread | None = None
+        self._lock = threading.Lock()
         self.origin = Origin()
         self._handler = Handler(None if settings.tls is None else _context(settings.tls))
         self.client: Any = _client(settings, self._handler, session_timeout)
         self._turned_away = False
         self.negotiated = session_timeout
         self._learn_what_is_negotiated()
+        # Not kazoo's `start`: when the time is up, that waits until no connection is under way.
         try:
-            self.client.start(settings.timeout)
-        except KazooTimeoutError:
-            self.stop()
-            raise self._unreachable() from None
+            self.client.start_async().wait(settings.timeout)
         except zk.AuthFailedError as error:
             self.stop()
             raise translated(error) from error
+        if not self.client.connected:
+            self._stop_in_background()
+            raise self._unreachable()
 
     @property
     def timeout(self) -> float:
@@ -73,8 +117,8 @@ class Link:
         deadline: float | None = None,
         expected: tuple[type[Exception], ...] = (),
     ) -> Any:
-        """Send until it is answered or the time is up: `StoreUnavailable`. For what may be
-        repeated. Of ZooKeeper's own errors only the expected ones come as they are."""
+        """Send a request that may be repeated until it is answered; raises `StoreUnavailable` if
+        the time is up. Of ZooKeeper's own errors only the expected ones are raised as they are."""
         deadline = self.deadline() if deadline is None else deadline
         while True:
             try:
@@ -92,9 +136,9 @@ class Link:
         value: bytes = b"",
         ephemeral: bool = False,
     ) -> float:
-        """Make a znode; when the request that was answered was sent.
+        """Make a znode; returns when the request that was answered was sent.
 
-        One that is there is fine: an earlier try may not have been answered.
+        The znode may exist already: an earlier try may not have been answered.
         """
         sent = 0.0
 
@@ -108,7 +152,7 @@ class Link:
         return sent
 
     def make_all(self, path: str) -> None:
-        """Make a znode and all above it, where they are not there."""
+        """Make a znode and all above it, unless they exist."""
         parts = path.split("/")[1:]
         for depth in range(1, len(parts) + 1):
             self.make("/" + "/".join(parts[:depth]))
@@ -119,9 +163,9 @@ class Link:
         deadline: float,
         expected: tuple[type[Exception], ...] = (),
     ) -> Any:
-        """Send once, over a connection that stands; `DOUBTFUL` errors leave it open.
+        """Send once, over an established connection; after `DOUBTFUL` errors the outcome is open.
 
-        `StoreUnavailable` if there was no connection: then it was not sent.
+        Raises `StoreUnavailable` if there was no connection: then it was not sent.
         """
         self._await_connection(deadline)
         try:
@@ -134,16 +178,47 @@ class Link:
         except zk.KazooException as error:
             raise translated(error) from error
 
+    def in_one_session(self, look: Callable[[], T]) -> T:
+        """Call `look`, again until all its requests ran in the same session of ZooKeeper.
+
+        A session never reads older data than it has read before, whichever server answers. The
+        session that follows after its end may.
+        """
+        while True:
+            session = self.client.client_id
+            found = look()
+            if self.client.client_id == session:
+                return found
+
     def stop(self) -> None:
-        """Give the connection up, and with it the session; in a forked child it is its parent's."""
+        """Close the connection, and with it the session; not in a forked child.
+
+        Waits for that as long as `farewell` says.
+        """
         if self.origin.is_parent:
             return
+        stopping, left = self._stop_in_background(), self.farewell.left()
+        stopping.join(left)
+        # One that nobody waited for may have ended because kazoo gave its server up.
+        if left and not stopping.is_alive():
+            self.farewell.closed()
+
+    def _stop_in_background(self) -> threading.Thread:
         self._closed.set()
+        with self._lock:
+            if self._stopping is None:
+                self._stopping = threading.Thread(
+                    target=self._stop, name="pxrs-zookeeper-stop", daemon=True
+                )
+                self._stopping.start()
+            return self._stopping
+
+    def _stop(self) -> None:
         self.client.stop()
         self.client.close()
 
     def check_open(self) -> None:
-        """Raise `Closed` if it is, or if this is another process than the one that opened it."""
+        """Raise `Closed` if the store was closed, or was opened by the parent of this process."""
         if self._closed.is_set():
             raise Closed("the store was closed")
         self.origin.refuse_child()
@@ -151,8 +226,8 @@ class Link:
     def _learn_what_is_negotiated(self) -> None:
         """Keep in `negotiated` after how many seconds of silence the server ends the session.
 
-        The server has the last word on it, and kazoo keeps the answer to itself: its reading
-        timeout is two thirds of it.
+        The server decides on it, and kazoo does not pass its answer on: but kazoo's read timeout is
+        two thirds of it.
         """
         connection = self.client._connection
         connect = connection._connect
@@ -178,7 +253,7 @@ class Link:
     def _have_servers_gone_back(self) -> bool:
         """Whether the servers have lost transactions that this client has seen.
 
-        They turn away who has seen more than they have, without a word; a new client gets in.
+        Servers silently turn away a client that has seen more than they have; a new client gets in.
         """
         if not self.client.last_zxid:
             return False
@@ -186,8 +261,7 @@ class Link:
         newcomer = _client(self._settings, handler, _NEWCOMER)
         try:
             newcomer.start(min(self.timeout, _NEWCOMER))
-            newcomer.sync("/")
-            newcomer.exists("/")
+            agreed(newcomer, "/").get(_NEWCOMER)
             return bool(newcomer.last_zxid < self.client.last_zxid)
         except (zk.KazooException, KazooTimeoutError):
             return False
@@ -205,10 +279,12 @@ class Link:
 
     def _result(self, answer: Any, deadline: float) -> Any:
         try:
-            return answer.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+            result = answer.get(timeout=max(0.0, deadline - self._clock.monotonic()))
         except DOUBTFUL:
             self.check_open()
             raise
+        self.farewell.answered()
+        return result
 
 
 class _Maybe:
@@ -223,8 +299,40 @@ class _Maybe:
 
 
 def maybe(answer: Any) -> Any:
-    """An answer that is None where there is no such znode."""
+    """An answer that is None if there is no such znode."""
     return _Maybe(answer)
+
+
+class _Agreed:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def get(self, timeout: float) -> None:
+        (result,) = self._answer.get(timeout=timeout)
+        if isinstance(result, Exception):
+            raise result
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Have a thread of kazoo call this once a majority has agreed."""
+
+        def answered(answer: Any) -> None:
+            if answer.successful() and not isinstance(answer.value[0], Exception):
+                call()
+
+        self._answer.rawlink(answered)
+
+
+def agreed(client: Any, path: str) -> Any:
+    """Have a majority agree that the znode exists; raises `NoNodeError` if it does not.
+
+    A later request in the same session is answered by what a majority had agreed on when this was
+    sent, or by something newer. ZooKeeper's `sync` makes no such promise: a leader that was deposed
+    while it stood still answers it alone, until it notices. This is a transaction, though one that
+    changes nothing, and there is no transaction without a majority.
+    """
+    multi = client.transaction()
+    multi.check(path, -1)
+    return _Agreed(multi.commit_async())
 
 
 def _client(settings: ServerSettings, handler: Handler, session_timeout: float) -> Any:
@@ -247,7 +355,7 @@ def _identity(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
-    """Servers have to show a certificate for the name that the URL has, by this authority."""
+    """Servers must have a certificate of this authority, for the host name in the URL."""
     try:
         context = ssl.create_default_context(cafile=files.ca)
         if files.cert is not None:
@@ -259,8 +367,8 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-# Waiting for sockets as kazoo's threads do it, several times for every request. kazoo makes a new
-# epoll for each wait: four system calls more. `poll` does it in one.
+# kazoo's threads wait for sockets several times for every request. kazoo makes a new epoll for each
+# wait: four more system calls. `poll` does it in one.
 
 _READABLE = select.POLLIN | select.POLLPRI
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -269,9 +377,9 @@ Sockets = Sequence[Any]
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with a cheaper wait, and with TLS that checks whom it talks to.
+    """kazoo's threads, with a cheaper wait, and with TLS that checks the server's name.
 
-    kazoo's own way to connect checks no names, and trusts the system's authorities beside the
+    kazoo's own way to connect checks no names, and trusts the system's authorities besides the
     one that is given. `refused`: why the last server's certificate was not accepted.
     """
 
@@ -283,7 +391,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **_: Any
     ) -> socket.socket:
-        """A connection to one server. kazoo takes any `OSError` as a reason to try the next."""
+        """Connect to one server. After any `OSError` kazoo tries the next one."""
         plain = socket.create_connection(address, timeout)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -304,7 +412,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sockets, writers: Sockets, others: Sockets, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Which of them can be read from, and which written to. `others` are not asked for."""
+        """Return which can be read from, and which written to. kazoo does not use `others`."""
         poll = select.poll()
         wanted = [(fileobj_to_fd(each), _READABLE) for each in readers]
         wanted += [(fileobj_to_fd(each), select.POLLOUT) for each in writers]

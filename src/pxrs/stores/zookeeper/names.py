@@ -1,8 +1,9 @@
 """Keys and znodes.
 
 `claims/billing/7` is the znode `claims/billing/=7`: parts before a slash are folders, the last
-one, marked with `=`, is the record. So a record never has children, an ephemeral one could, and
-`a` and `a/1` can both be records. What ZooKeeper does not take in a name is percent-encoded.
+one, marked with `=`, is the record. So a record never has children (it could be ephemeral), and `a`
+and `a/1` can both be records. Characters that ZooKeeper does not take in a name are
+percent-encoded.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ def key_prefix_of(root: str, folder: str) -> str:
 
 
 def _encode(part: str, *, first: bool = True) -> str:
-    """Text that ZooKeeper takes as a name; "%" for nothing. Letters of living scripts stay."""
+    """Encode text as a name for ZooKeeper; empty text is "%". Letters of living scripts stay."""
     if not part:
         return "%" if first else ""
     text = "".join(char if _is_taken(char) else quote(char, "") for char in part)
-    # Not "." and not "..", which ZooKeeper refuses.
+    # ZooKeeper refuses "." and "..".
     return text.replace(".", "%2E") if first and not text.strip(".") else text
 
 
 def _is_taken(char: str) -> bool:
-    """Whether ZooKeeper takes it in a name: nothing of what Java writes as two characters."""
+    """Whether ZooKeeper takes it in a name: no character that Java writes as two."""
     return (char.isalnum() and char <= "\uffef") or char in _SAFE
 
 

@@ -1,4 +1,4 @@
-"""From checks and writes to the operations of a multi."""
+"""Turns checks and writes into the operations of a multi."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pxrs.types import Check, Committed, Conflict, Put, Write
 
 @dataclass
 class Plan:
-    """Operations in their order, and which of them does what."""
+    """Operations in their order, and the purpose of each."""
 
     known: dict[str, Known | None]
-    # Of each folder a version that its guard had before this is sent.
+    # For each folder, a version that its guard had before this plan is sent.
     guards: dict[str, int | None]
     operations: list[Operation] = field(default_factory=list)
     sessions: set[str] = field(default_factory=set)
@@ -28,13 +28,13 @@ class Plan:
     written_guards: dict[str, int] = field(default_factory=dict)
 
     def add(self, operation: Operation) -> int:
-        """Returns the place of its result."""
+        """Add an operation; returns the index of its result."""
         self.operations.append(operation)
         return len(self.operations) - 1
 
 
 class Planner:
-    """First by what is known, which is mostly right; then by what was read afresh."""
+    """Plans multis: first from cached records, which are mostly right; then from a fresh read."""
 
     def __init__(self, root: str, reading: Reading, sessions: Sessions) -> None:
         self._root = root
@@ -45,7 +45,7 @@ class Planner:
     def plan(
         self, checks: Sequence[Check], writes: Sequence[Write], *, fresh: bool
     ) -> Plan | Conflict:
-        """Plan a multi; or a conflict, if what was read afresh is not as expected."""
+        """Plan a multi; returns a conflict if records that were just read are not as expected."""
         paths = {key: path_of(self._root, key) for key, *_ in (*checks, *writes)}
         known = {path: self._knowledge.record(path) for path in paths.values()}
         if fresh or not all(_fits(check, paths, known) for check in checks if check.version):
@@ -69,7 +69,7 @@ class Planner:
         return plan
 
     def done(self, plan: Plan, outcome: Done) -> Committed:
-        """Learn what the commit has made; nothing where its answer was lost."""
+        """Cache the results of the commit; nothing if its answer was lost."""
         for path in plan.deleted | plan.puts.keys():
             self._knowledge.learn(path, None)
         if outcome.results:
@@ -92,14 +92,15 @@ class Planner:
             plan.add(Operation("check", path))
 
     def _check(self, plan: Plan, check: Check, path: str, written: bool, fresh: bool) -> None:
-        """The guard, and the counter unless the write itself checks it."""
+        """Check the guard, and the counter unless the write itself checks that."""
         known = plan.known[path]
         if known is None or not (check.version or fresh):
             return
         refuse_session_check(known.session, check)
         folder = path.rpartition("/")[0]
         if (folder, known.guard) not in plan.checked_guards:
-            # Two that were seen at different times fail here, and are read again.
+            # Two records of a folder, read at different times, may name two versions of its guard:
+            # then the multi fails, and they are read again.
             plan.checked_guards.add((folder, known.guard))
             plan.add(Operation("check", f"{folder}/{GUARD}", version=known.guard))
         if not written:
@@ -107,7 +108,8 @@ class Planner:
 
     def _write(self, plan: Plan, write: Write, path: str, check: Check | None, fresh: bool) -> None:
         known = plan.known[path]
-        # What must be absent is made; unless what is there was read to be of an ended session.
+        # A record that must be absent is created, unless a fresh read has found one whose session
+        # has ended.
         create = known is None or (check is not None and check.version == 0 and not fresh)
         counter = -1 if known is None or create or check is None else known.counter
         if isinstance(write, Put):
@@ -117,7 +119,7 @@ class Planner:
             return
         plan.deleted.add(path)
         if known is None and fresh:
-            # ZooKeeper can't check that there is none; making it and taking it away can.
+            # ZooKeeper can't check that a znode is absent; creating and deleting it does.
             plan.add(Operation("create", path))
         plan.add(Operation("delete", path, version=counter))
         folder = path.rpartition("/")[0]

@@ -1,10 +1,10 @@
 """Reading records: each as of now, and none of a session that is over.
 
-Outside a version is the id of the transaction that wrote the record (mzxid), which only rises.
+To callers, a version is the id of the transaction that wrote the record (mzxid), which only rises.
 A multi can only check a znode's own counter, which starts again when the znode is deleted and
 made anew. So each folder has a *guard*, a znode that every delete in the folder writes: the
-counter, together with the guard as it was when the counter was read or before, stands for one
-write only.
+counter, together with a version that the guard had when the counter was read or before, identifies
+one write only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pxrs.stores.zookeeper.commits import Operation
-from pxrs.stores.zookeeper.link import Link, maybe
+from pxrs.stores.zookeeper.link import Link, agreed, maybe
 from pxrs.stores.zookeeper.names import GUARD, is_record, key_of, key_prefix_of, leaf_of
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Versioned
@@ -26,7 +26,7 @@ _MOST = 100_000
 
 
 class Known(NamedTuple):
-    """A record as it was seen: `version` outside, `counter` and `guard` inside ZooKeeper."""
+    """A record as it was seen: `version` for callers, `counter` and `guard` for ZooKeeper."""
 
     version: int
     counter: int
@@ -35,7 +35,7 @@ class Known(NamedTuple):
 
 
 class Knowledge:
-    """Bounded: what was not used for longest is read again."""
+    """Cached records and guards. Bounded: the oldest entries are dropped, and read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,14 +70,18 @@ _AT_ONCE = 500
 
 
 class Found(NamedTuple):
-    """A znode as it is: its record, which is None when its session is over."""
+    """A znode that exists, and its record, which is None when its session is over."""
 
     known: Known
     record: Versioned | None
 
 
 class Reading:
-    """Reads for one handle. Every round begins with a sync: the server has to catch up first."""
+    """Reads for one handle. With `now`, it reads what a majority has agreed on (`link.agreed`).
+
+    Without `now` it reads what a majority had agreed on at an earlier read of the same session of
+    ZooKeeper, or something newer (`Link.in_one_session`).
+    """
 
     def __init__(self, link: Link, root: str, sessions: Sessions) -> None:
         self._link = link
@@ -87,20 +91,25 @@ class Reading:
         self.listings = Listings(link, root)
 
     def records(self, paths: Sequence[str]) -> dict[str, Found]:
-        """The znodes that are there."""
+        """The znodes that exist now."""
+        return self._link.in_one_session(lambda: self.those(paths, now=True))
+
+    def those(self, paths: Sequence[str], *, now: bool = False) -> dict[str, Found]:
+        """The znodes that exist. See `Reading` for `now`."""
         found: dict[str, Found] = {}
         for first in range(0, len(paths), _AT_ONCE):
-            found |= self._some(paths[first : first + _AT_ONCE])
+            found |= self._some(paths[first : first + _AT_ONCE], now=now and not first)
         return found
 
     def walk(self, folder: str, prefix: str, after: str | None) -> Iterator[str]:
-        """Paths of the records below a folder with keys from `prefix`, beyond `after`, by key."""
+        """Paths of the records that exist now below a folder, with keys from `prefix` and beyond
+        `after`, sorted by key."""
         parts: list[Iterator[tuple[str, str]]] = []
         folders = [folder]
-        sync = True
+        now = True
         while folders:
-            listed = self.listings.of(folders, sync=sync)
-            sync = False
+            listed = self.listings.of(folders, now=now)
+            now = False
             below: list[str] = []
             for parent, listing in zip(folders, listed, strict=True):
                 parts.append(self._part(parent, listing, prefix, after))
@@ -122,7 +131,7 @@ class Reading:
             yield common + leaf, f"{folder}/{listing.name(leaf)}"
 
     def guards(self, folders: Iterable[str]) -> dict[str, int]:
-        """The versions of the folders' guards, where there is one."""
+        """The versions of the folders' guards, for folders that have one."""
         wanted = list(folders)
         stats = self._link.call(
             lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted]
@@ -136,16 +145,16 @@ class Reading:
             self.knowledge.learn_guard(folder, version)
         return found
 
-    def _some(self, paths: Sequence[str]) -> dict[str, Found]:
-        """Again until no record was replaced while its session was looked up."""
+    def _some(self, paths: Sequence[str], *, now: bool) -> dict[str, Found]:
+        """Read; repeats until no record was replaced while its session was looked up."""
         while True:
-            seen = self._raw(paths)
+            seen = self._raw(paths, now=now)
             named = {known.session for known, _ in seen.values()} - {None}
             alive = self._alive([str(name) for name in named])
             dead = [path for path, (known, _) in seen.items() if known.session in named - alive]
             if not dead:
                 break
-            again = self._raw(dead)
+            again = self._raw(dead, now=False)
             if all(again.get(path) == seen[path] for path in dead):
                 break
         found = {}
@@ -157,18 +166,18 @@ class Reading:
             self.knowledge.learn(path, known)
         return found
 
-    def _raw(self, paths: Sequence[str]) -> dict[str, tuple[Known, bytes]]:
+    def _raw(self, paths: Sequence[str], *, now: bool) -> dict[str, tuple[Known, bytes]]:
         folders = sorted({path.rpartition("/")[0] for path in paths})
 
         def send(client: Any) -> list[Any]:
-            # In this order: a guard that was read first makes what is read after it certain.
+            # In this order: the guard must be read before the records whose counters it completes.
             return [
-                client.sync_async(self._root),
+                *([agreed(client, self._root)] if now else []),
                 *(client.exists_async(f"{folder}/{GUARD}") for folder in folders),
                 *(maybe(client.get_async(path)) for path in paths),
             ]
 
-        answers = self._link.call(send)[1:]
+        answers = self._link.call(send)[1 if now else 0 :]
         guards: dict[str, int] = {}
         for folder, stat in zip(folders, answers, strict=False):
             if stat is not None:
@@ -200,19 +209,19 @@ def _meet(folder: str, prefix: str) -> bool:
 
 
 # Which znodes are in a folder, without asking for all their names every time. ZooKeeper answers
-# with all children of a znode or with none, and in no order: with 10,000 items in a queue that is
-# what a `take` would cost. A znode also counts how often its children changed, so a listing is
-# good as long as the count is. And what this handle itself makes and removes can be added to the
-# listing, if the count says that nobody else did.
+# with all children of a znode or with none, and in no order: with 10,000 items in a queue every
+# `take` would have to pay for that. A znode also counts how often its children changed, so a
+# listing is valid as long as the count is the same. And children that this handle itself creates
+# and deletes can be added to the listing, if the count shows that no other client changed any.
 
 _MOST_NAMES = 300_000
 
 
 class Listing(NamedTuple):
-    """The children of a folder when its count was this; `made` tells it from one made again.
+    """The children of a folder at a count of `changes`; `made` shows if it was made again since.
 
-    `leaves`: the last parts of the records' keys, sorted; `names`: of those which are not
-    their names, these.
+    `leaves`: the last parts of the records' keys, sorted; `names`: the znode names of those leaves
+    that differ from them.
     """
 
     made: int
@@ -241,7 +250,7 @@ _NOTHING = Listing(0, -1, (), {}, ())
 
 
 class Listings:
-    """Those of one handle. Bounded: what was not used for longest is asked for again."""
+    """The listings of one handle. Bounded: the oldest are dropped, and asked for again."""
 
     def __init__(self, link: Link, root: str) -> None:
         self._link = link
@@ -250,13 +259,13 @@ class Listings:
         self._known: OrderedDict[str, Listing] = OrderedDict()
         self._names = 0
 
-    def of(self, folders: Sequence[str], *, sync: bool) -> list[Listing]:
-        """As of now, if the server has caught up: `sync` sees to that."""
+    def of(self, folders: Sequence[str], *, now: bool) -> list[Listing]:
+        """The listings of these folders. See `Reading` for `now`."""
         with self._lock:
             known = {folder: self._known[folder] for folder in folders if folder in self._known}
 
         def look(client: Any) -> list[Any]:
-            first = [client.sync_async(self._root)] if sync else []
+            first = [agreed(client, self._root)] if now else []
             return first + [
                 client.exists_async(folder) if folder in known else self._children(client, folder)
                 for folder in folders
@@ -264,7 +273,7 @@ class Listings:
 
         found: dict[str, Listing] = {}
         stale: list[str] = []
-        for folder, answer in zip(folders, self._link.call(look)[1 if sync else 0 :], strict=True):
+        for folder, answer in zip(folders, self._link.call(look)[1 if now else 0 :], strict=True):
             if folder not in known or answer is None:
                 found[folder] = self._learn(folder, answer)
             elif (answer.czxid, answer.cversion) == known[folder][:2]:
@@ -277,7 +286,7 @@ class Listings:
         return [found[folder] for folder in folders]
 
     def changed(self, operations: Sequence[Operation], results: Sequence[Any]) -> None:
-        """A commit of this handle did this. It wrote the folders last: their counts are the new."""
+        """Learn from a commit of this handle. It wrote the folders last: their counts are new."""
         made: defaultdict[str, list[str]] = defaultdict(list)
         gone: defaultdict[str, list[str]] = defaultdict(list)
         for operation, result in zip(operations, results, strict=True):
@@ -294,7 +303,7 @@ class Listings:
             before = self._known.get(folder)
             count = len(made) + len(gone)
             if before and (stat.czxid, stat.cversion - count) == before[:2]:
-                # One that was made only to be taken away again is neither.
+                # A child that was created only to be deleted again is neither new nor old.
                 new = [name for name in made if name not in gone]
                 old = [name for name in gone if name not in made]
                 self._keep(folder, _with(before, stat.cversion, new, old))
@@ -332,7 +341,7 @@ def _folders(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _with(listing: Listing, changes: int, new: Sequence[str], gone: Sequence[str]) -> Listing:
-    """With other records."""
+    """The listing after adding and removing records."""
     names = dict(listing.names)
     leaves = list(listing.leaves)
     for name in gone:
@@ -347,7 +356,7 @@ def _with(listing: Listing, changes: int, new: Sequence[str], gone: Sequence[str
         fresh.append(leaf)
         if name != f"={leaf}":
             names[leaf] = name
-    # Two sorted runs, or one that is not: Python sorts both fast.
+    # Python sorts two sorted runs fast.
     leaves += sorted(fresh)
     leaves.sort()
     return listing._replace(changes=changes, leaves=leaves, names=names)

@@ -1,13 +1,14 @@
 """Sessions: an ephemeral znode on a connection of its own.
 
-A record names its session and is there only as long as the session's znode is, which a commit
-that writes with it checks. So all records of a session vanish at once, any handle can write
-with it, and several sessions can have a part in one commit; a record that is itself ephemeral
-could do none of it.
+A record names its session and counts only as long as the session's znode exists; a commit that
+writes with the session checks that. So all records of a session vanish at once, any handle can
+write with it, and several sessions can have a part in one commit; with ephemeral records none of
+this would work.
 
 kazoo keeps the connection's ZooKeeper session alive by itself; that shows that the process
-lives, not that its owner renews. So a session that is not renewed in time is ended from here,
-by a thread of ours, and by the server when this process can't.
+lives, not that its owner renews. So a thread of this handle ends a session that is not renewed in
+time, and the server ends it when this process can't. And a single server may be wrong about which
+sessions live: a session exists if a majority agrees that it does.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Any
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings
 from pxrs.errors import InvalidRequest, SessionLost
-from pxrs.stores.zookeeper.link import Link
+from pxrs.stores.zookeeper.failures import zk
+from pxrs.stores.zookeeper.link import Farewell, Link, agreed
 
 
 class ZooKeeperSession:
-    """A `Session`. `remaining` counts from when what the server last answered was sent."""
+    """A `Session`. `remaining` counts from when the last request that was answered was sent."""
 
     def __init__(self, link: Link, clock: Clock, path: str, ttl: float, sent: float) -> None:
         self._link = link
@@ -48,12 +50,13 @@ class ZooKeeperSession:
         def look(client: Any) -> Any:
             nonlocal sent
             sent = self._clock.monotonic()
-            return client.exists_async(self._path)
+            return agreed(client, self._path)
 
-        found = self._link.call(look)
-        if found is None:
+        try:
+            self._link.call(look, expected=(zk.NoNodeError,))
+        except zk.NoNodeError:
             self.abandon()
-            raise self._lost()
+            raise self._lost() from None
         self._renewed = max(self._renewed, sent)
         self._heard = max(self._heard, sent)
 
@@ -63,19 +66,22 @@ class ZooKeeperSession:
         return max(0.0, self._end() - self._clock.monotonic())
 
     def close(self) -> None:
-        """End it; the server removes the znode before it answers."""
+        """End it; the server removes the znode before it answers.
+
+        If it does not answer in time, this goes on in the background.
+        """
         if not self.over:
             self._over.set()
             self._link.stop()
 
     def abandon(self) -> None:
-        """Count it as over; its connection is given up in the background."""
+        """Count it as over, and close its connection in the background."""
         if not self.over:
             self._over.set()
             threading.Thread(target=self._link.stop, daemon=True).start()
 
     def tend(self) -> float:
-        """End it if it was not renewed in time; seconds until it should be looked at again."""
+        """End it if it was not renewed in time; returns the seconds until the next such check."""
         now = self._clock.monotonic()
         if now >= self._renewed + self.ttl:
             self.abandon()
@@ -83,18 +89,15 @@ class ZooKeeperSession:
         left = self._renewed + self.ttl - now
         if self.ttl <= self._link.negotiated:
             return left
-        self._link.client.exists_async(self._path).rawlink(
-            lambda answer: self._answered(answer, now)
-        )
+        agreed(self._link.client, self._path).then(lambda: self._hear(now))
         return min(left, self._link.negotiated / 4)
 
-    def _answered(self, answer: Any, sent: float) -> None:
-        """Note that the server has heard of us."""
-        if answer.successful() and answer.value is not None:
-            self._heard = max(self._heard, sent)
+    def _hear(self, sent: float) -> None:
+        """Note that the servers have answered a request that was sent at `sent`."""
+        self._heard = max(self._heard, sent)
 
     def _end(self) -> float:
-        """The server ends it when it has not heard of us for so long, whatever the TTL is."""
+        """When it ends: by its TTL, or because the server got no request for its own timeout."""
         return min(self._renewed + self.ttl, self._heard + self._link.negotiated)
 
     def _lost(self) -> SessionLost:
@@ -104,29 +107,32 @@ class ZooKeeperSession:
 class Sessions:
     """The sessions of one handle, and the thread that ends those that are not renewed."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock, folder: str) -> None:
+    def __init__(
+        self, settings: ServerSettings, clock: Clock, folder: str, farewell: Farewell
+    ) -> None:
         self._settings = settings
+        self._farewell = farewell
         self._clock = clock
         self._folder = folder
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._held: set[ZooKeeperSession] = set()
-        # Not a `Loop`: that ends with its object. kazoo keeps the sessions of a handle alive that
-        # was dropped without closing it, and those have to end, too.
+        # Not a `Loop`: that ends with its object. If a handle was dropped without being closed,
+        # kazoo keeps its sessions alive, and those have to end, too.
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def path(self, session_id: str) -> str:
-        """The znode that is there as long as the session."""
+        """The znode that exists as long as the session."""
         if not session_id.isalnum():
             raise SessionLost(f"there is no session {session_id!r}")
         return f"{self._folder}/{session_id}"
 
     def open(self, ttl: float) -> ZooKeeperSession:
-        """A session with a connection of its own."""
+        """Open a session with a connection of its own."""
         if not 0 < ttl < math.inf:
             raise InvalidRequest(f"ttl must be a finite number of seconds above 0, got {ttl}")
-        link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600)
+        link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600, self._farewell)
         path = f"{self._folder}/{secrets.token_hex(10)}"
         try:
             sent = link.make(path, ephemeral=True)

@@ -1,8 +1,8 @@
 """Watches: one znode for each prefix.
 
 A commit also writes every folder above the records it changes, so one watch on one znode, the
-deepest folder that holds a prefix, hears everything under it. ZooKeeper's watches fire once:
-the listener sets them again, then wakes who waits, so what happens in between is seen by the
+deepest folder that holds a prefix, covers everything under it. ZooKeeper's watches fire once:
+the listener sets them again, then wakes the waiting callers. What happens in between is seen by the
 read that follows. kazoo's callbacks only put into a queue.
 """
 
@@ -25,7 +25,7 @@ class Watches:
 
     def __init__(self, link: Link, sessions: str) -> None:
         self._link = link
-        # The end of a session takes records away: it wakes every watch.
+        # The end of a session removes records: it wakes every watch.
         self._sessions = sessions
         self._lock = threading.RLock()
         self._watches: dict[LocalWatch, frozenset[str]] = {}
@@ -64,7 +64,8 @@ class Watches:
         self._link.client.remove_listener(self._state_changed)
         self._rung.put(None)
         if thread is not None:
-            thread.join()
+            # It may wait for an answer.
+            thread.join(self._link.farewell.left())
 
     def _arm(self, folder: str) -> None:
         """Set the watch on the server, if it is not set."""
@@ -76,7 +77,7 @@ class Watches:
                 lambda client: client.get_children_async(folder, lambda _: self._rung.put(folder))
             )
         else:
-            # Also on a folder that is not there yet: the server tells of its making.
+            # Also on a folder that does not exist yet: the watch fires when it is created.
             self._link.call(
                 lambda client: client.exists_async(folder, lambda _: self._rung.put(folder))
             )
@@ -96,9 +97,9 @@ class Watches:
                     self._arm(each)
             except PxrsError as error:
                 if error.retryable:
-                    # The connection is gone; when it is back, all are set again.
+                    # The connection is lost; when it is back, all watches are set again.
                     continue
-                # Who waits has to be told, and is when it looks.
+                # Waiting callers must get this error; they do when they read.
             self._wake(folder)
 
     def _wake(self, folder: str) -> None:
@@ -108,7 +109,7 @@ class Watches:
                     watch.wake()
 
     def _state_changed(self, state: Any) -> None:
-        # kazoo has dropped its watches when the connection broke.
+        # kazoo dropped its watches when the connection broke.
         if state == "CONNECTED":
             self._rung.put(_EVERYTHING)
 

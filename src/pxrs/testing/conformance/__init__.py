@@ -1,4 +1,4 @@
-"""Suites that every backend has to pass, ours and yours.
+"""Suites that every backend has to pass, built-in or not.
 
 With pytest:
 
@@ -9,8 +9,8 @@ def test_coord(check):
         check(lab)
 ```
 
-Without: `run_suite(coord_checks(), MyLab)` returns what failed. A check's docstring is the
-rule it stands for.
+Without: `run_suite(coord_checks(), MyLab)` returns the checks that failed. A check's docstring is
+the rule that it tests.
 """
 
 from __future__ import annotations

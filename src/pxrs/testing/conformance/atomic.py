@@ -53,7 +53,7 @@ from pxrs.types import (
 
 
 class ChangedMindError(Exception):
-    """Raised by a caller who wants nothing of the block to be kept."""
+    """Raised by a caller that wants to undo its block."""
 
 
 def new_stores(lab: Lab) -> Stores:
@@ -71,7 +71,7 @@ def old_stores(lab: Lab) -> Stores:
 
 
 def require_untouched(lab: Lab) -> None:
-    """Nothing but the record `k` with the value `old` is there, and the next offset is 0."""
+    """Require that only the record `k` with the value `old` exists, and the next offset is 0."""
     stores = lab.open()
     found = [(record.key, record.value) for record in stores.coord.list("")]
     same(found, [("k", b"old")], "the records")
@@ -81,7 +81,7 @@ def require_untouched(lab: Lab) -> None:
 
 
 def check_everything_is_applied(lab: Lab) -> None:
-    """Leaving the block does all of it, and tells versions and offsets."""
+    """Leaving the block does all of it, and returns versions and offsets."""
     stores, other = new_stores(lab), lab.open()
     version = put(stores.coord, "k", b"old")
     put(stores.coord, "gone")
@@ -118,7 +118,7 @@ def check_parts_may_be_left_out(lab: Lab) -> None:
 
 
 def check_conflict_rolls_back(lab: Lab) -> None:
-    """A check that does not hold raises `CommitConflict` with what is there; nothing is done."""
+    """A check that does not hold raises `CommitConflict` with the present record; no effect."""
     stores = new_stores(lab)
     stale = put(stores.coord, "k", b"older")
     put(stores.coord, "k", b"old")
@@ -164,7 +164,7 @@ def check_a_transaction_ended_inside_applies_nothing(lab: Lab) -> None:
         for begins_another in (False, True):
             with stores.atomic() as look:
                 if look.connection is None:
-                    return  # nobody but the store can end it
+                    return  # only the store can end it
             with raises(InvalidRequest), stores.atomic() as tx:
                 tx.write(Put("k", b"new"), Put("new", b"1"))
                 tx.append(HERE, batch(b"a"))
@@ -238,7 +238,7 @@ def check_nothing_is_seen_before_the_end(lab: Lab) -> None:
 
 
 def check_blocks_wake(lab: Lab) -> None:
-    """The changes of a block wake those who watch them."""
+    """The changes of a block wake their watches."""
     stores, other = new_stores(lab), lab.open()
     records, messages = other.coord.watch("k"), other.log.watch(HERE)
     with stores.atomic() as tx:
@@ -285,7 +285,7 @@ def worker_with_item(stores: Stores) -> tuple[Worker, Held]:
 
 
 def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
-    """Nothing was done to the queues: the item is held, and nothing was put."""
+    """Require that the queues are unchanged: the item is held, and nothing was put."""
     stores = lab.open()
     same(states_of(stores), {b"work": HELD}, "the items")
     same([queue.name for queue in stores.queues.all()], ["q"], "the queues")
@@ -294,7 +294,7 @@ def require_still_held(lab: Lab, worker: Worker, held: Held) -> None:
 
 
 def check_queues_change_with_the_rest(lab: Lab) -> None:
-    """A block removes and puts items together with its writes and messages, and tells the ids."""
+    """A block removes and puts items together with its writes and messages, and returns the ids."""
     stores, other = new_stores(lab), lab.open()
     worker, held = worker_with_item(stores)
     version = put(stores.coord, "k", b"old")
@@ -357,7 +357,7 @@ def check_holds_are_extended_beside_a_block(lab: Lab) -> None:
     stores = new_stores(lab)
     worker = Worker(stores)
     worker.put(b"old")
-    # Long enough that a busy machine comes to extend it in time.
+    # Long enough to be extended in time on a busy machine.
     held = worker.take_one(lock_for=4 * soon(lab))
     with stores.atomic() as tx:
         if not tx.is_exclusive:
@@ -384,7 +384,7 @@ def check_a_block_changes_queues_once(lab: Lab) -> None:
 
 
 def check_blocks_wake_takers(lab: Lab) -> None:
-    """Items put by a block wake those who wait for them."""
+    """Items put by a block wake the workers that wait for them."""
     stores, other = new_stores(lab), lab.open()
     watch = other.queues.watch("p")
     with stores.atomic() as tx:

@@ -24,7 +24,7 @@ from pxrs.types import Check, Committed, Delete, Put, Versioned, Write
 
 
 def check_get_returns_the_record(lab: Lab) -> None:
-    """A record is read as it was put, on every handle, and None where there is none."""
+    """A record is read as it was put, on every handle; None if there is none."""
     here, there = lab.open().coord, lab.open().coord
     same(here.get("k"), None, "a record that was never put")
     version = put(here, "k", b"one")
@@ -41,7 +41,7 @@ def check_values_are_opaque(lab: Lab) -> None:
 
 
 def check_list_is_sorted(lab: Lab) -> None:
-    """Records are listed in the order of their keys' code points, whatever order they came in."""
+    """Records are listed in the order of their keys' code points, not in the order of the puts."""
     coord = lab.open().coord
     keys = ["b", "a/2", "a/10", "a", "Z", "é", "zz", "a-", "a0", "𝄞", "\uffee", "日本"]
     for key in keys:
@@ -83,7 +83,7 @@ def check_keys_are_exact(lab: Lab) -> None:
 
 
 def check_list_pages(lab: Lab) -> None:
-    """`after` leaves out that key and all before it, there or not; `limit` cuts, from 1 up."""
+    """`after` leaves out that key, existing or not, and all before it; `limit` is at least 1."""
     coord = lab.open().coord
     keys = [f"p/{number:02}" for number in range(7)]
     for key in [*keys, "o/9", "q/0"]:
@@ -102,7 +102,7 @@ def check_list_pages(lab: Lab) -> None:
 
 
 def check_versions_rise(lab: Lab) -> None:
-    """Every put gives the record a higher version, from 1, and `Committed` tells it."""
+    """Every put gives the record a higher version, from 1, and `Committed` has it."""
     here, there = lab.open().coord, lab.open().coord
     last = 0
     for number in range(6):
@@ -252,7 +252,7 @@ def check_concurrent_increments_lose_nothing(lab: Lab) -> None:
 
 
 def check_one_creator_wins(lab: Lab) -> None:
-    """Of many who create a record that must be absent exactly one does."""
+    """Of many commits that create a record which must be absent, exactly one succeeds."""
     handles = [lab.open().coord, lab.open().coord]
     for number in range(10):
         key = f"k{number}"
@@ -269,7 +269,7 @@ def check_one_creator_wins(lab: Lab) -> None:
 
 
 def check_delete_is_idempotent(lab: Lab) -> None:
-    """Deleting what is not there is fine and does not stop the rest of the commit."""
+    """Deleting a record that does not exist does not stop the rest of the commit."""
     coord = lab.open().coord
     put(coord, "k")
     for other in ("first", "second"):

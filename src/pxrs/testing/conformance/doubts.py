@@ -1,7 +1,8 @@
-"""Appends to a `LogStore` that fail, or are not answered: what comes behind them has to wait.
+"""Appends to a `LogStore` that fail, or are not answered: the batches behind them have to wait.
 
-A producer sends several batches of a partition at once, and relies on it: one that is in doubt is
-sent again, and what was appended ahead of it would be out of order, or be refused for ever.
+A producer sends several batches of a partition at once, and relies on this: a batch in doubt is
+sent again, and batches that were appended ahead of it would be out of order, or it would be refused
+for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def in_doubt(outcome: Appended | PxrsError) -> bool:
 
 def ways_of(lab: Lab) -> Sequence[FailingAppend]:
     if not isinstance(lab, FailingLab):
-        raise Violation("the lab has no `failing_appends`, so nothing can be told of them")
+        raise Violation("the lab has no `failing_appends`, which these checks need")
     return lab.failing_appends
 
 
@@ -40,7 +41,7 @@ def tried(way: FailingAppend, sent: Sequence[Append]) -> list[Appended | PxrsErr
 
 
 def send_until_known(log: LogStore, sent: Sequence[Append]) -> None:
-    """Send the same batches, in the same order, until all are there."""
+    """Send the same batches, in the same order, until all are in the log."""
     for _ in range(ATTEMPTS):
         outcomes = log.append(sent)
         if not any(map(in_doubt, outcomes)):
@@ -70,7 +71,7 @@ def _found(log: LogStore, where: LogPartition, producer: int) -> list[bytes]:
 
 
 def _producers(lab: Lab) -> Iterator[tuple[int, FailingAppend]]:
-    """A way to fail each, with a producer that the log has never heard of."""
+    """Each way to fail, with a producer that the log has never seen."""
     return enumerate(ways_of(lab), _FIRST_PRODUCER)
 
 
@@ -78,7 +79,7 @@ def check_nothing_is_appended_behind_a_batch_in_doubt(lab: Lab) -> None:
     """Behind a batch that is unknown or to be tried again, its partition's later ones are not
     appended by the same call: sent again, all are there once, and in order.
 
-    The log does not know the producer, so no sequence could tell it that one is missing.
+    The log does not know the producer, so no sequence could show it that one is missing.
     """
     log = new_log(lab)
     doubts = 0

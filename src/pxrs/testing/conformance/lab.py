@@ -21,12 +21,12 @@ class Lab(Protocol):
 
     @property
     def ttl(self) -> float:
-        """A session TTL, in seconds, that is short enough to be waited for."""
+        """A session TTL, in seconds, that is short enough to wait for."""
         ...
 
     @property
     def patience(self) -> float:
-        """Seconds after which what had to happen is taken not to have happened: 10, say."""
+        """Seconds after which a check gives up waiting for something that must happen: 10, say."""
         ...
 
     def open(self) -> Stores:
@@ -57,11 +57,11 @@ class FailingLab(Protocol):
 
     @property
     def failing_appends(self) -> Sequence[FailingAppend]:
-        """Ways to call `LogStore.append` while something goes wrong, through a handle of its own.
+        """Ways to call `LogStore.append` while something goes wrong, each with its own handle.
 
         The answer is lost, the request, or the connection; the store is busy, or away: at the
-        first batch, at a later one, or for all. Each returns or raises what the log does, and
-        lets everybody reach the store again. What was held up on its way may come later.
+        first batch, at a later one, or for all. Each way returns or raises what the log does, and
+        ends the fault when it returns. Requests that were held up on their way may arrive later.
         """
         ...
 
@@ -74,7 +74,7 @@ class Patient(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds after which what had to happen is taken not to have happened: 10, say."""
+        """Seconds after which a check gives up waiting for something that must happen: 10, say."""
         ...
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Failure(NamedTuple):
 
 
 def checks_of(*modules: ModuleType) -> tuple[Callable[[Any], None], ...]:
-    """The checks of these modules, in the order in which they are written: what begins so."""
+    """The functions of these modules whose names begin with `check_`, in source order."""
     return tuple(
         check
         for module in modules
@@ -113,13 +113,13 @@ def checks_of(*modules: ModuleType) -> tuple[Callable[[Any], None], ...]:
 def run_suite(
     checks: Iterable[Callable[[AnyLab], None]], new_lab: Callable[[], AnyLab]
 ) -> list[Failure]:
-    """Run every check in a lab of its own; what failed, nothing if the backend conforms."""
+    """Run every check in a lab of its own; returns the failures, none if the backend conforms."""
     failures = []
     for check in checks:
         lab = new_lab()
         try:
             check(lab)
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises is a finding
+        except Exception as error:  # noqa: BLE001 - any error of a backend is a finding
             failures.append(Failure(check.__name__, (check.__doc__ or "").strip(), error))
         finally:
             lab.close()
@@ -154,7 +154,7 @@ _TRIES = 4
 class MemoryLab:
     """The lab of the memory backend, and of anything that can be built with a clock.
 
-    Nothing fails in memory: `failing` wraps the log for the appends that have to.
+    Nothing fails in memory: `failing` wraps the log for the appends that have to fail.
     """
 
     ttl = 10.0
@@ -187,7 +187,7 @@ class MemoryLab:
         faults = Faults(Random(seed), self._clock, rates)
         outcomes = self._failing(self._stores.log, faults).append(appends)
         if seed % 2:
-            faults.heal()  # What is on its way arrives. Else it never does.
+            faults.heal()  # Late batches arrive now; otherwise they never would.
         return outcomes
 
     def close(self) -> None:

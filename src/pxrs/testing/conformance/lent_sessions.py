@@ -26,14 +26,14 @@ class Lender(CoordStore, LendsSessions, Protocol):
 
 
 def lender(stores: Stores) -> Lender:
-    """Its coordination, which has to lend sessions."""
+    """The stores' coordination, which has to lend sessions."""
     coord: CoordStore = stores.coord
     require(isinstance(coord, LendsSessions), "the store lends no sessions")
     return coord  # type: ignore[return-value]
 
 
 def lent(coord: Lender, key: str = "k") -> LentSession:
-    """A session with a record."""
+    """A lent session with a record."""
     session = coord.lend(LONG)
     put(coord, key, b"1", session.id)
     return session
@@ -74,7 +74,7 @@ def check_it_outlives_its_handle(lab: Lab) -> None:
 
 
 def check_it_ends_by_its_time(lab: Lab) -> None:
-    """Past its TTL all its records are gone, and nobody can go on with it."""
+    """Past its TTL all its records are gone, and no handle can go on with it."""
     here, there = lender(lab.open()), lender(lab.open())
     session = here.lend(lab.ttl)
     lab.let_expire(session)
@@ -117,7 +117,7 @@ def outlives_its_first_ttl(lab: Lab, factor: int) -> bool:
 
 
 def check_abandoning_ends_it(lab: Lab) -> None:
-    """Abandoned by the handle that has it, it ends at once, and wakes who waits."""
+    """Abandoned by the handle that has it, it ends at once, and wakes watches."""
     here, there = lender(lab.open()), lender(lab.open())
     session = there.adopt(lent(here).id)
     watch = here.watch("k")
@@ -131,7 +131,7 @@ def check_abandoning_ends_it(lab: Lab) -> None:
 
 
 def check_who_adopted_it_keeps_it(lab: Lab) -> None:
-    """A handle that had it before neither ends it by abandoning nor harms it by renewing late."""
+    """A former handle neither ends it by abandoning nor harms it by renewing late."""
     here, there = lender(lab.open()), lender(lab.open())
     first = lent(here)
     late = there.adopt(first.id)
@@ -149,7 +149,7 @@ def check_who_adopted_it_keeps_it(lab: Lab) -> None:
 
 
 def check_adopting_races_with_abandoning(lab: Lab) -> None:
-    """Of the two one is first: it is adopted and lives, or it is over and says so."""
+    """One of the two is first: it is adopted and lives, or it is over and adopting raises."""
     here, there = lender(lab.open()), lender(lab.open())
     for number in range(10):
         key = f"k/{number}"

@@ -1,4 +1,4 @@
-"""Appending to, reading from and trimming a `LogStore`; batches of a producer that come again."""
+"""Appending to, reading from and trimming a `LogStore`; repeated batches of a producer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_log(lab: Lab) -> LogStore:
 
 
 def check_offsets_are_dense(lab: Lab) -> None:
-    """Offsets start at 0 and go on without holes, in every partition by itself."""
+    """Offsets start at 0 and go on without gaps, in every partition by itself."""
     log = new_log(lab)
     same(append(log, HERE, batch(b"a", b"b"), batch(b"c")), [0, 2], "the bases")
     same(append(log, BESIDE, batch(b"x")), [0], "the base in the other partition")
@@ -88,7 +88,7 @@ def check_data_is_kept(lab: Lab) -> None:
 
 
 def check_same_batch_twice_is_two(lab: Lab) -> None:
-    """Without a producer id nothing is taken for a duplicate."""
+    """Without a producer id no batch counts as a duplicate."""
     log = new_log(lab)
     sent = batch(b"a")
     same(append(log, HERE, sent, sent), [0, 1], "the bases")
@@ -109,7 +109,7 @@ def check_fetch_finds_the_batch(lab: Lab) -> None:
 
 
 def check_fetch_keeps_to_the_size(lab: Lab) -> None:
-    """A fetch returns as many batches as fit, and one where not even that fits."""
+    """A fetch returns as many batches as fit, and one if not even one fits."""
     log = new_log(lab)
     append(log, HERE, *(batch(b"x" * 500) for _ in range(4)))
     stored = stored_in(log, HERE)
@@ -128,7 +128,7 @@ def check_fetch_keeps_to_the_size(lab: Lab) -> None:
 
 
 def check_offsets_out_of_range(lab: Lab) -> None:
-    """A fetch before the start or past the end is refused and tells the bounds."""
+    """A fetch before the start or past the end raises an error with the bounds."""
     log = new_log(lab)
     append(log, HERE, batch(b"a", b"b"), batch(b"c"))
     log.trim(HERE, 2)
@@ -187,7 +187,7 @@ def check_one_bad_batch_fails_alone(lab: Lab) -> None:
 
 
 def check_bounds(lab: Lab) -> None:
-    """`bounds` tells start and end of every partition of the topic and of no other."""
+    """`bounds` returns start and end of every partition of the topic and of no other."""
     log = new_log(lab)
     log.create("t-2", 1)
     append(log, LogPartition("t-2", 0), batch(b"x"))
@@ -199,7 +199,7 @@ def check_bounds(lab: Lab) -> None:
 
 
 def check_size(lab: Lab) -> None:
-    """`size` tells the bytes of the batches that a partition holds, and `sizes` of all of them."""
+    """`size` returns the bytes of a partition's batches, and `sizes` those of all partitions."""
     log = new_log(lab)
     append(log, BESIDE, batch(b"beside"))
     same(log.size(HERE), 0, "the size of an empty partition")
@@ -217,7 +217,7 @@ def check_size(lab: Lab) -> None:
 
 
 def check_create_again_changes_nothing(lab: Lab) -> None:
-    """Making a topic's partitions a second time leaves what they hold."""
+    """Making a topic's partitions a second time keeps their batches."""
     log = new_log(lab)
     append(log, HERE, batch(b"a"))
     lab.open().log.create("t-1", 2)
@@ -250,7 +250,7 @@ def check_dropped_topic_is_gone(lab: Lab) -> None:
 
 
 def check_concurrent_appends_are_all_kept(lab: Lab) -> None:
-    """Many appenders on several handles: no hole, no overlap, no batch lost, torn or misplaced."""
+    """Many appenders on several handles: no gap, no overlap, no batch lost, torn or misplaced."""
     handles = [new_log(lab), lab.open().log]
     threads, times = 4, 12
     told: dict[int, bytes] = {}
@@ -311,7 +311,7 @@ def check_appends_wake(lab: Lab) -> None:
 
 
 def check_every_log_watch_wakes(lab: Lab) -> None:
-    """One append wakes all who watch its partition; closing one watch leaves the others."""
+    """One append wakes all watches of its partition; closing one watch leaves the others."""
     here, there = new_log(lab), lab.open().log
     watches = [log.watch(HERE) for log in (here, here, there)]
     append(here, HERE, batch(b"a"))
@@ -358,7 +358,7 @@ def check_offsets_are_never_given_twice(lab: Lab) -> None:
 
 
 def check_expire_by_age(lab: Lab) -> None:
-    """Batches go while the oldest is wholly older; one with a young message stops it."""
+    """Batches are dropped while the oldest is wholly older; one with a young message stops it."""
     log = new_log(lab)
     for stamps in ((10, 20), (50, 15), (30, 30), (60, 60)):
         append(log, HERE, batch(b"a", b"b", timestamps=stamps))
@@ -370,7 +370,7 @@ def check_expire_by_age(lab: Lab) -> None:
 
 
 def check_expire_by_size(lab: Lab) -> None:
-    """The oldest batches go until the partition fits into the size."""
+    """The oldest batches are dropped until the partition fits into the size."""
     log = new_log(lab)
     append(log, HERE, *(batch(b"x" * 100) for _ in range(5)))
     size = len(stored_in(log, HERE)[0].data)
@@ -380,7 +380,7 @@ def check_expire_by_size(lab: Lab) -> None:
 
 
 def check_expire_by_either(lab: Lab) -> None:
-    """A batch goes if it is too old or too much."""
+    """A batch is dropped if it is too old or too much."""
     log = new_log(lab)
     append(log, HERE, *(batch(b"x" * 100, timestamps=[stamp]) for stamp in (10, 20, 30, 40)))
     size = len(stored_in(log, HERE)[0].data)
@@ -399,7 +399,7 @@ def check_newest_batch_never_expires(lab: Lab) -> None:
 
 
 def check_batch_at_a_time(lab: Lab) -> None:
-    """The first batch that holds a message of that time or later, in whatever order times come."""
+    """The first batch that holds a message of that time or later, whatever the order of times."""
     log = new_log(lab)
     same(log.batch_at(HERE, 0), None, "the batch in an empty partition")
     for stamps in ((100, 100), (300, 120), (200, 200), (400, 50)):
@@ -425,13 +425,13 @@ PRODUCER = 7
 def send(
     log: LogStore, *values: bytes, sequence: int, epoch: int = 0, where: LogPartition = HERE
 ) -> Appended | PxrsError:
-    """Append one batch of the producer; what came of it."""
+    """Append one batch of the producer; returns its outcome."""
     sent = batch(*values, producer=(PRODUCER, epoch, sequence))
     return log.append([Append(where, sent)])[0]
 
 
 def require_kind(outcome: object, kind: type[PxrsError]) -> None:
-    """The outcome is an error of this kind."""
+    """Require that the outcome is an error of this kind."""
     require(isinstance(outcome, kind), f"{outcome!r} instead of {kind.__name__}")
 
 
@@ -470,7 +470,7 @@ def check_gaps_are_refused(lab: Lab) -> None:
 
 
 def check_sequences_within_one_call(lab: Lab) -> None:
-    """Batches of one call are judged in order, each on the outcome of those before it."""
+    """Batches of one call are checked in order, each after the outcome of those before it."""
     log = new_log(lab)
     sent = [
         batch(value, producer=(PRODUCER, 0, sequence))
@@ -486,7 +486,7 @@ def check_sequences_within_one_call(lab: Lab) -> None:
 def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
     """A refusal is reported for its batch only, not for other partitions, producers, or batches.
 
-    Sent again, the call is answered alike: what was appended is known, what was refused is not.
+    Sent again, the call gets the same answers: appended batches are known, refused ones are not.
     """
     log = new_log(lab)
     send(log, b"old", sequence=0, epoch=3)
@@ -510,7 +510,7 @@ def check_a_refusal_is_said_of_its_batch_only(lab: Lab) -> None:
 
 
 def check_old_epochs_are_fenced(lab: Lab) -> None:
-    """A higher epoch starts at 0 and shuts the older ones out; an equal sequence is no repeat."""
+    """A higher epoch starts at 0 and fences the older ones; an equal sequence is no repeat."""
     log = new_log(lab)
     send(log, b"a", sequence=0, epoch=1)
     require_kind(send(log, b"x", sequence=1, epoch=2), SequenceGap)
@@ -522,7 +522,7 @@ def check_old_epochs_are_fenced(lab: Lab) -> None:
 
 
 def check_unknown_producer_starts_anywhere(lab: Lab) -> None:
-    """The first batch of a producer is taken at any sequence: its past may have been forgotten."""
+    """The first batch of a producer may have any sequence: its past may have been forgotten."""
     log = new_log(lab)
     same(send(log, b"a", sequence=41, epoch=3), Appended(0), "the first batch")
     same(send(log, b"b", sequence=42, epoch=3), Appended(1), "the second batch")

@@ -32,7 +32,7 @@ def check_deliveries_are_counted_before_the_hand_out(lab: Lab) -> None:
 
 
 def check_most_is_an_upper_bound(lab: Lab) -> None:
-    """With `most` an item is handed out so often and never again, however its holders end."""
+    """With `most` an item is handed out that often and never again, however its holders end."""
     stores = lab.open()
 
     def crash(worker: Worker, held: Delivery) -> None:
@@ -63,7 +63,7 @@ def check_most_is_an_upper_bound(lab: Lab) -> None:
 
 
 def check_most_is_each_takers_own(lab: Lab) -> None:
-    """An item that one taker may not have any more is dead for all, others' bounds or not."""
+    """An item that one taker has used up is dead for all, whatever bounds the others have."""
     stores = lab.open()
     worker = Worker(stores)
     worker.put(b"a", b"b")
@@ -80,7 +80,7 @@ def check_most_is_each_takers_own(lab: Lab) -> None:
 
 
 def check_the_used_up_die_once(lab: Lab) -> None:
-    """Items out of deliveries are dead when next taken, not handed out, and not in the way."""
+    """Items without deliveries left die at the next take; they block nothing."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     worker.put(*(b"%d" % number for number in range(6)))
@@ -96,7 +96,7 @@ def check_the_used_up_die_once(lab: Lab) -> None:
 
 
 def check_the_dead_have_an_error(lab: Lab) -> None:
-    """An item that was used up without error, or died with its holder, has an error saying so."""
+    """An item that was used up without error, or died with its holder, has an error for that."""
     stores = lab.open()
     worker, mortal = Worker(stores), Worker(stores)
     worker.put(b"silent", b"lost")
@@ -127,7 +127,7 @@ def check_death_at_the_last_delivery_is_death(lab: Lab) -> None:
 
 
 def check_suspects_are_handed_out_alone(lab: Lab) -> None:
-    """Items whose holder died or was late are handed out one by one: one of them may kill again."""
+    """Items whose holder died or was late are handed out one by one: one may kill again."""
     stores = lab.open()
     mortal, late = Worker(lab.open()), Worker(stores)
     late.put(*(b"%d" % number for number in range(6)))
@@ -217,7 +217,7 @@ def check_a_released_suspect_is_cleared(lab: Lab) -> None:
 
 
 def check_redriven_items_start_again(lab: Lab) -> None:
-    """A dead item that is put back has all its deliveries before it, at the queue's end."""
+    """A redriven item is at the end of the queue, and its delivery count is reset."""
     worker, there = Worker(lab.open()), lab.open()
     ids = worker.put(b"a", b"b", b"c", priority=3)
     first, second = worker.take(2)

@@ -22,7 +22,7 @@ from pxrs.types import Held, Holder, NewItem
 
 
 def check_a_held_item_is_nobody_elses(lab: Lab) -> None:
-    """No other transaction gets a held item, on any handle, not even one of the same session."""
+    """No other transaction gets a held item, on any handle, not even in the same session."""
     here, there = lab.open(), lab.open()
     first = Worker(here)
     first.put(b"a", b"b")
@@ -50,7 +50,7 @@ def check_fence_knows_the_holder(lab: Lab) -> None:
 
 
 def check_fence_knows_the_delivery(lab: Lab) -> None:
-    """A delivery that was given back counts for nothing, though the same holder has it again."""
+    """A delivery that was given back is void, even if the same holder has the item again."""
     worker = Worker(lab.open())
     worker.put(b"a")
     first = worker.take_one()
@@ -85,7 +85,7 @@ def check_fence_knows_the_future(lab: Lab) -> None:
 
 
 def check_fence_knows_the_session(lab: Lab) -> None:
-    """A holder that lost its session can do nothing with what it held, noticed by others or not."""
+    """A holder that lost its session can do nothing with its items, noticed by others or not."""
     here, there = lab.open(), lab.open()
     for closes in (True, False):
         zombie = Worker(here, here.coord.session(LONG if closes else lab.ttl))
@@ -140,7 +140,7 @@ def check_fence_knows_the_deadline(lab: Lab) -> None:
 
 
 def check_a_zombie_is_fenced_by_its_heir(lab: Lab) -> None:
-    """A late holder can't touch what was handed to another, nor to itself anew."""
+    """A late holder can't touch an item that was handed out again, even to itself."""
     stores = lab.open()
     zombie, heir = Worker(stores), Worker(lab.open())
     zombie.put(b"a")
@@ -213,7 +213,7 @@ def check_extension_holds_on(lab: Lab) -> None:
 
 
 def check_holds_without_a_deadline_last(lab: Lab) -> None:
-    """Without `lock_for` an item is held while the session lives, and another's end is not its."""
+    """Without `lock_for` an item is held while its session lives, whatever others end."""
     worker = Worker(lab.open())
     worker.put(b"a")
     held = worker.take_one()
@@ -286,7 +286,7 @@ def check_errors_of_any_kind_are_kept(lab: Lab) -> None:
 
 
 def check_release_of_several_minds_its_own(lab: Lab) -> None:
-    """Of items released together those that are not held any more are left alone."""
+    """Of items released together, those that are not held any more are ignored."""
     stores = lab.open()
     worker, other = Worker(stores), Worker(lab.open())
     worker.put(b"a", b"b", b"c")
@@ -315,7 +315,7 @@ def check_a_dead_release_is_final(lab: Lab) -> None:
 
 
 def check_reap_frees(lab: Lab) -> None:
-    """`reap` frees what ended sessions and late holders have, and says when to look again."""
+    """`reap` frees items of ended sessions and late holders, and returns when to look again."""
     here, there = lab.open(), lab.open()
     mortal, late, fine = Worker(here), Worker(there), Worker(there)
     for queue in ("a", "b"):
@@ -339,7 +339,7 @@ def check_reap_frees(lab: Lab) -> None:
 
 
 def check_reap_knows_nothing_to_wait_for(lab: Lab) -> None:
-    """`take` names no time to look again when nothing is delayed or held with a deadline."""
+    """`reap` returns no time to look again if nothing is delayed or held with a deadline."""
     worker = Worker(lab.open())
     same(worker.queues.reap(), None, "when to look again at nothing")
     worker.put(b"a", b"b")

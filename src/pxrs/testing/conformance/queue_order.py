@@ -34,7 +34,7 @@ def check_older_items_come_first(lab: Lab) -> None:
 
 
 def check_higher_priorities_come_first(lab: Lab) -> None:
-    """Of items that are there the higher priority goes first, and the older of equal ones."""
+    """Of ready items the higher priority goes first, and the older of equal ones."""
     worker = Worker(lab.open())
     for number, priority in enumerate([0, 5, -5, 5, 2**31 - 1, 0, -(2**31) + 1]):
         worker.put(b"%d" % number, priority=priority)
@@ -62,7 +62,7 @@ def check_a_key_has_one_holder(lab: Lab) -> None:
 
 
 def check_keys_run_in_parallel(lab: Lab) -> None:
-    """A held key holds up no other key, nor items without one."""
+    """A held key blocks no other key, nor items without one."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     for key in ("a", "b", "a", "b", "c"):
@@ -123,7 +123,7 @@ def check_a_released_run_is_in_order_again(lab: Lab) -> None:
 
 
 def check_what_is_given_back_is_next(lab: Lab) -> None:
-    """A released front is next for its holder, too, though that holds what is behind it."""
+    """A released front is next for its holder, too, even if that holds the items behind it."""
     worker = Worker(lab.open())
     worker.put(b"1", b"2", b"3", key="k")
     first, second = worker.take(2)
@@ -135,7 +135,7 @@ def check_what_is_given_back_is_next(lab: Lab) -> None:
 
 
 def check_a_lost_front_is_not_followed(lab: Lab) -> None:
-    """A holder that was late with a key's front gets the front again, not what is behind it."""
+    """A holder that was late with a key's front gets the front again, not the items behind it."""
     worker = Worker(lab.open())
     for queue, lot in (("warm", 1), ("cold", 2)):
         worker.put(b"1", b"2", b"3", queue=queue, key="k")
@@ -185,7 +185,7 @@ def check_a_dead_front_among_others(lab: Lab) -> None:
 
 
 def check_a_delayed_front_holds_up_its_key(lab: Lab) -> None:
-    """A delay, or a back-off, of the first of a key holds up those behind it, and no others."""
+    """A delay, or a back-off, of the first of a key blocks those behind it, and no others."""
     worker = Worker(lab.open())
     worker.put(b"1", key="a", delay=LONG)
     worker.put(b"2", key="a")
@@ -221,7 +221,7 @@ def check_a_delay_behind_is_kept(lab: Lab) -> None:
 
 
 def check_priority_yields_to_the_key(lab: Lab) -> None:
-    """Within a key the order of the puts stands above priorities."""
+    """Within a key the order of the puts goes before priorities."""
     worker = Worker(lab.open())
     worker.put(b"1", key="k")
     worker.put(b"2", key="k", priority=9)
@@ -279,7 +279,7 @@ def check_fifo_refuses_priority_and_delay(lab: Lab) -> None:
 
 
 def check_delayed_items_show_on_time(lab: Lab) -> None:
-    """A delayed item can't be had before its time, and is ready, and counted so, from then on."""
+    """A delayed item can't be taken before its time; from then on it is, and counts as, ready."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     worker.put(b"late", delay=LONG)
@@ -298,7 +298,7 @@ def check_delayed_items_show_on_time(lab: Lab) -> None:
 
 
 def check_removed_fronts_keep_keys_moving(lab: Lab) -> None:
-    """Dropping or purging what is at a key's front shows what is behind it."""
+    """Dropping or purging a key's front shows the item behind it."""
     worker = Worker(lab.open())
     ids = worker.put(b"1", b"2", b"3", b"4", b"5", key="k")
     same(worker.queues.drop("q", ids[:2]), 2, "how many were dropped")

@@ -1,4 +1,4 @@
-"""What a `QueueStore` knows about a change, or a take, whose answer did not arrive."""
+"""Changes of a `QueueStore`, and takes, whose answer did not arrive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEW = (NewItem(queue=Q, body=b"new"),)
 
 
 def check_units_are_remembered(lab: Lab) -> None:
-    """However many came after it: a unit can be asked after until its committer lets it go."""
+    """A unit's outcome is known until its committer forgets it, however many units come after."""
     worker, there = Worker(lab.open()), lab.open()
     units = [f"unit-{number}" for number in range(150)]
     for unit in units:
@@ -54,7 +54,7 @@ def check_never_is_final(lab: Lab) -> None:
 
 
 def check_never_is_final_for_plain_puts(lab: Lab) -> None:
-    """Also where a store has learnt that a queue is simple, and puts into it by a shorter way."""
+    """The same if a store has learnt that a queue is simple, and uses a shorter put for it."""
     worker, there = Worker(lab.open()), lab.open()
     for number in range(3):
         worker.queues.apply(QueueChange(worker.holder, (), _NEW, f"early {number}"))
@@ -87,8 +87,8 @@ def check_units_belong_to_their_session(lab: Lab) -> None:
 def check_evidence_outlives_the_session(lab: Lab) -> None:
     """A holder that lost its session while waiting for an answer learns the change's outcome.
 
-    Where there is no evidence nobody knows: it may have been there and be gone. A store that does
-    know that it was never there sees to it that it never is.
+    Without evidence the outcome is unknown: the evidence may have existed and be gone. A store that
+    does know that there was none makes sure that there never is.
     """
     here, there = lab.open(), lab.open()
     for closes in (True, False):
@@ -121,7 +121,7 @@ def check_units_without_a_name_are_counted(lab: Lab) -> None:
 
 
 def check_what_is_forgotten_still_counts(lab: Lab) -> None:
-    """Units that their committer knows of are forgotten; what they did is counted all the same."""
+    """Units are forgotten once their committer knows them; their puts and removals still count."""
     worker, there = Worker(lab.open()), lab.open()
     units = [f"unit-{number}" for number in range(20)]
     for unit in units:
@@ -149,7 +149,7 @@ def check_a_lost_take_is_found(lab: Lab) -> None:
 
 
 def check_a_late_take_holds_nothing(lab: Lab) -> None:
-    """A take that comes after its caller has asked what it holds is refused. The next one isn't."""
+    """A take that arrives after its caller called `held` is refused. The next one isn't."""
     worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1", b"2")
     first = worker.queues.take(Q, worker.holder, 1, unit="first").items

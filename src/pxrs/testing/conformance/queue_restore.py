@@ -50,7 +50,7 @@ def _item(
 
 
 def _filled(lab: Lab, *items: StoredItem) -> Stores:
-    """Stores with a queue `q` that was restored from these."""
+    """Stores with a queue `q` into which these items were restored."""
     stores = lab.open()
     stores.queues.create("q")
     same(_restorer(stores).restore("q", items), len(items), "how many were added")
@@ -102,7 +102,7 @@ def check_what_is_there_is_left_alone(lab: Lab) -> None:
 
 
 def check_new_items_come_after(lab: Lab) -> None:
-    """An item that is put later has a higher number, and none is given twice."""
+    """An item that is put later has a higher number, and no number is used twice."""
     stores = _filled(lab, _item(41, b"old"))
     (number,) = Worker(lab.open()).put(b"new")
     require(number > 41, f"the new item has number {number}")
@@ -110,7 +110,7 @@ def check_new_items_come_after(lab: Lab) -> None:
 
 
 def check_keys_and_fifo_keep_their_order(lab: Lab) -> None:
-    """Items of one key order go out by number, in whatever order they were restored."""
+    """Items of one key order are handed out by number, whatever the order of their restoring."""
     for fifo, key in ((False, "k"), (True, None)):
         name = "fifo" if fifo else "keyed"
         stores = lab.open()
@@ -150,7 +150,7 @@ def check_deliveries_count_on(lab: Lab) -> None:
 
 
 def check_what_was_held_is_free_and_goes_out_alone(lab: Lab) -> None:
-    """Its holder may have died of it, and is not here anyway."""
+    """An item that was held is handed out alone: its holder may have died of it."""
     stores = _filled(lab, _item(1, b"suspect", HELD, deliveries=1), _item(2, b"innocent"))
     same(states_of(stores), {b"suspect": READY, b"innocent": READY}, "where they stand")
     same(bodies(Worker(stores).take(2)), [b"suspect"], "what goes out first")
@@ -167,7 +167,7 @@ def check_restored_items_wake_who_waits(lab: Lab) -> None:
 
 
 def check_dead_items_can_be_driven_again(lab: Lab) -> None:
-    """A dead item from elsewhere is a dead item."""
+    """A dead item of another store is a dead item here."""
     stores = _filled(lab, _item(4, b"dead", DEAD, deliveries=5, error="gave up"))
     same(stores.queues.redrive("q", [4]), 1, "how many were driven again")
     delivery = Worker(stores).take_one()

@@ -31,7 +31,7 @@ _numbers = count(1)
 
 
 class Worker:
-    """One transaction of a session, on one handle."""
+    """A holder of items: one transaction of a session, on one handle."""
 
     def __init__(self, stores: Stores, session: Session | None = None) -> None:
         self.stores = stores
@@ -55,13 +55,13 @@ class Worker:
     def take_one(
         self, queue: str = Q, *, most: int | None = None, lock_for: float | None = None
     ) -> Delivery:
-        """One item, which has to be there."""
+        """Take one item, which must exist."""
         found = self.take(1, queue, most=most, lock_for=lock_for)
         require(len(found) == 1, f"nothing could be taken from queue {queue!r}")
         return found[0]
 
     def drain(self, queue: str = Q, *, most: int | None = None) -> list[Delivery]:
-        """Everything that can be had now, by as many takes as it needs."""
+        """Take everything that can be taken now, by as many takes as needed."""
         found: list[Delivery] = []
         while some := self.take(PLENTY, queue, most=most):
             found += some
@@ -89,9 +89,9 @@ class Worker:
         priority: int = 0,
         delay: float = 0.0,
     ) -> list[int]:
-        """Put one item for each of the values, all of which have to be new; their ids.
+        """Put one item for each of the values, all of which have to be new; returns their ids.
 
-        In one change, or in as many as the store's limits ask for.
+        In one change, or in as many as the store's limits require.
         """
         new = [
             NewItem(queue=queue, body=value, key=key, priority=priority, delay=delay)
@@ -117,7 +117,7 @@ class Worker:
         self.queues.extend(self.holder, [each.held for each in held], lock_for)
 
     def must_have_lost(self, delivery: Delivery, *also: Delivery) -> None:
-        """Neither commit, nor extension, nor release does anything to what was held."""
+        """Require that commit, extension and release change nothing about the items."""
         before = look(self.stores, delivery.held.queue)
         with raises(Fenced, SessionLost):
             self.apply(delivery, *also, put=[NewItem(queue="never", body=b"")])
@@ -130,7 +130,7 @@ class Worker:
 
 
 def wait_for_item(lab: Lab, worker: Worker, queue: str = Q) -> Delivery:
-    """Take, else wait for the watch or for what is due, as long as it says and no longer."""
+    """Take an item; if there is none, wait for the watch, at most until the next is due."""
     watch = worker.queues.watch(queue)
     try:
         while True:
@@ -166,5 +166,5 @@ def let_time_pass(lab: Lab, stores: Stores) -> None:
 
 
 def soon(lab: Lab) -> float:
-    """Seconds that are certainly over when time was let pass."""
+    """Seconds that have certainly passed after `let_time_pass`."""
     return lab.ttl / 2

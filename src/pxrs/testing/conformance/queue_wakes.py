@@ -1,4 +1,4 @@
-"""Waiting for items, and many who take at once: no item in two hands, none lost, keys in order."""
+"""Waiting for items, and many takers at once: one holder per item, none lost, keys in order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_every_kind_of_change_wakes(lab: Lab) -> None:
 
 
 def check_every_queue_is_watched(lab: Lab) -> None:
-    """A watch on several queues wakes on each of them, there already or not."""
+    """A watch on several queues wakes on each of them, existing or not."""
     here, there = lab.open(), lab.open()
     for name in ("a", "b", "é"):
         watch = there.queues.watch("a", "b", "é")
@@ -72,7 +72,7 @@ def check_every_queue_is_watched(lab: Lab) -> None:
 
 
 def check_a_used_up_front_wakes(lab: Lab) -> None:
-    """A take that finds a key's front used up wakes a waiter that may have the next one."""
+    """A take that finds a key's front used up wakes a waiter that may take the next one."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     worker.put(b"used", key="k", priority=9)
@@ -122,7 +122,7 @@ def a_sleeper_inherits(lab: Lab, factor: int) -> bool:
 
 
 def check_a_put_wakes_a_sleeper(lab: Lab) -> None:
-    """Two who wait for each other's items in turn both come to the end."""
+    """Two workers that wait for each other's items in turn both come to the end."""
     here, there = lab.open(), lab.open()
 
     def play(worker: Worker, mine: str, other: str) -> None:
@@ -156,7 +156,7 @@ def check_a_put_behind_a_held_item_wakes(lab: Lab) -> None:
 
 
 def check_due_is_when_a_delay_ends(lab: Lab) -> None:
-    """A take that finds nothing says in how many seconds the first delayed item shows."""
+    """A take that finds nothing returns in how many seconds the first delayed item shows."""
     worker = Worker(lab.open())
     same(worker.due(), None, "when an empty queue has something")
     for delay in (LONG, LONG / 2):
@@ -173,7 +173,7 @@ def check_due_is_when_a_delay_ends(lab: Lab) -> None:
 
 
 def check_due_is_when_a_hold_ends(lab: Lab) -> None:
-    """A take that finds nothing says in how many seconds the first hold is over."""
+    """A take that finds nothing returns in how many seconds the first hold is over."""
     stores = lab.open()
     worker, other = Worker(stores), Worker(lab.open())
     worker.put(b"1", b"2")
@@ -204,7 +204,7 @@ def check_due_knows_what_is_behind_a_held_front(lab: Lab) -> None:
 
 
 def check_a_shorter_hold_wakes(lab: Lab) -> None:
-    """A hold that will end earlier than was said wakes who trusted that; so does a deadline."""
+    """A hold that will end earlier than before wakes waiting workers; so does a new deadline."""
     here, there = lab.open(), lab.open()
     for lock_for in (None, LONG):
         worker, sleeper = Worker(here), Worker(there)
@@ -222,7 +222,7 @@ def check_a_shorter_hold_wakes(lab: Lab) -> None:
 
 
 def check_nobody_oversleeps(lab: Lab) -> None:
-    """A waiter that minds the watch and `due` gets delayed, released and late items in time."""
+    """A waiter that uses the watch and `due` gets delayed, released and late items in time."""
     here, there = lab.open(), lab.open()
     worker, sleeper = Worker(here), Worker(there)
     worker.put(b"backs off")
@@ -246,9 +246,9 @@ def check_nobody_oversleeps(lab: Lab) -> None:
 
 
 def require_due(lab: Lab, worker: Worker, seconds: float) -> None:
-    """Require that an item is due in about so many seconds; a slow machine may bring it nearer.
+    """Require that an item is due in about so many seconds; on a slow machine it may be sooner.
 
-    Who has not seen all may say to look again sooner, but not for ever.
+    A store that has not searched everything may return an earlier time, but not for ever.
     """
     low = 0.75 * seconds
     for _ in range(_LOOKS):
@@ -297,7 +297,7 @@ def work(stores: Stores, hands: Hands, who: int, quota: int) -> None:
     while finished < quota:
         items = worker.take(min(quota - finished, rng.choice((1, 1, 2, 5))))
         hands.grasp(who, items)
-        # The handler at work: others get their turn.
+        # The handler works: other threads get their turn.
         time.sleep(rng.random() / 1000)
         fate = rng.random()
         if fate < 0.3:
@@ -314,7 +314,7 @@ def work(stores: Stores, hands: Hands, who: int, quota: int) -> None:
 
 
 def check_no_item_is_in_two_hands(lab: Lab) -> None:
-    """Eight who take, give back and crash at random finish every item once, each its share."""
+    """Eight workers take, give back and crash at random: each item is finished once."""
     handles = [lab.open() for _ in range(2)]
     quota, hands = 12, Hands()
     expected = [b"%d" % number for number in range(TAKERS * quota)]
@@ -345,7 +345,7 @@ def check_keys_stay_in_order_in_a_race(lab: Lab) -> None:
 
 
 def check_one_of_many_puts_a_duplicate(lab: Lab) -> None:
-    """Of many who put with one dedupe key at once exactly one does."""
+    """Of many puts with one dedupe key at the same time, exactly one succeeds."""
     handles = [lab.open() for _ in range(2)]
     ids: list[int | None] = []
 
@@ -361,7 +361,7 @@ def check_one_of_many_puts_a_duplicate(lab: Lab) -> None:
 
 
 def commit(worker: Worker, item: Delivery, done: list[bool]) -> None:
-    """Remove an item and put another in its place; whether that was done."""
+    """Remove an item and put another in its place; `done` gets whether that was done."""
     try:
         worker.apply(item, put=[NewItem(queue=item.held.queue, body=b"new")])
         done.append(True)
@@ -370,7 +370,7 @@ def commit(worker: Worker, item: Delivery, done: list[bool]) -> None:
 
 
 def race_for_one(lab: Lab, name: str, let_go: Callable[[Worker, Delivery], None]) -> None:
-    """One commits an item while it lets go of it and another takes: exactly one has it."""
+    """A worker commits an item while it lets go of it and another takes: exactly one has it."""
     here, there = lab.open(), lab.open()
     for number in range(10):
         queue = f"{name} {number}"
@@ -382,12 +382,12 @@ def race_for_one(lab: Lab, name: str, let_go: Callable[[Worker, Delivery], None]
 
         def inherit(worker: Worker, heir: Worker, item: Delivery, got: list[bytes]) -> None:
             let_go(worker, item)
-            # A take may pass it while the commit that will be refused has it in its hands; then
-            # it says when to look again. In the end there is the old item or the new one.
+            # A take may skip the item while a commit that will be refused has it locked; then the
+            # take returns when to look again. In the end there is the old item or the new one.
             got.append(wait_for_item(lab, heir, item.held.queue).body)
 
         jobs = [partial(commit, worker, item, done), partial(inherit, worker, heir, item, got)]
-        # Who comes to the start last goes first, more often than not.
+        # The thread that is started last usually runs first.
         together(lab, *(jobs if number % 2 else reversed(jobs)))
         same((b"old" in got) + done[0], 1, f"how many had the item: {got}, {done}")
         expected = {b"new"} if done[0] else {b"old"}

@@ -1,4 +1,4 @@
-"""Queues of a `QueueStore`: made, filled, looked into, cleared out, deleted; what is refused."""
+"""Queues of a `QueueStore`: create, fill, peek, purge, delete; and what is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_bodies_are_the_stores_own(lab: Lab) -> None:
 
 
 def check_the_first_put_makes_the_queue(lab: Lab) -> None:
-    """A queue is there from its first item on, not fifo; a take makes none."""
+    """The first put makes the queue, not fifo; a take makes none."""
     worker, there = Worker(lab.open()), lab.open()
     same(worker.take(), [], "what an unknown queue holds")
     same((worker.queues.find("q"), worker.queues.all()), (None, []), "the queues before")
@@ -91,7 +91,7 @@ def check_names_are_exact(lab: Lab) -> None:
 
 
 def check_an_unknown_queue_is_empty(lab: Lab) -> None:
-    """Looking into, taking from and clearing out a queue that is not there does nothing."""
+    """To peek into, take from or purge a queue that does not exist does nothing."""
     stores = lab.open()
     queues, worker = stores.queues, Worker(stores)
     same(queues.take("none", worker.holder, 9), Taken([], None), "what a take gets")
@@ -119,7 +119,7 @@ def check_ids_rise(lab: Lab) -> None:
 
 
 def check_a_change_spans_queues(lab: Lab) -> None:
-    """Items taken from several queues and put into several are removed and there at once."""
+    """One change removes items from several queues and puts items into several."""
     worker, there = Worker(lab.open()), lab.open()
     for queue in ("a", "b"):
         worker.put(b"1", b"2", queue=queue)
@@ -150,7 +150,7 @@ def check_a_put_needs_no_session(lab: Lab) -> None:
 
 
 def check_done_is_done(lab: Lab) -> None:
-    """A removed item is gone for everybody and can't be removed again."""
+    """A removed item is gone on every handle and can't be removed again."""
     worker, there = Worker(lab.open()), lab.open()
     worker.put(b"1", b"2")
     first, second = worker.take(2)
@@ -212,7 +212,7 @@ def check_a_refused_change_leaves_no_dedupe_key(lab: Lab) -> None:
 
 
 def check_a_deleted_queue_is_gone(lab: Lab) -> None:
-    """With a queue all its items go, held and dead ones too; what it held is lost."""
+    """Deleting a queue removes all its items, held and dead ones too; their holders are fenced."""
     here, there = lab.open(), lab.open()
     holder, other = Worker(here), Worker(there)
     holder.put(b"held", b"dead")
@@ -231,7 +231,7 @@ def check_a_deleted_queue_is_gone(lab: Lab) -> None:
 
 
 def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
-    """A queue that has an old one's name has none of its items, keys, counts or order."""
+    """A queue made again under an old name has none of the old items, keys, counts or order."""
     here, there = lab.open(), lab.open()
     here.queues.create("q", fifo=True)
     zombie = Worker(here)
@@ -251,7 +251,7 @@ def check_a_queue_made_again_starts_clean(lab: Lab) -> None:
 
 
 def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
-    """Nor by a handle that takes in a loop, and may know what comes next."""
+    """A handle that takes in a loop, and may know the next items, hands out no deleted ones."""
     worker, there = Worker(lab.open()), lab.open()
     worker.put(*(b"old %d" % number for number in range(9)))
     for _ in range(4):
@@ -267,7 +267,7 @@ def check_deleted_items_are_handed_out_by_nobody(lab: Lab) -> None:
 
 
 def check_holds_in_a_queue_made_again_end_with_their_session(lab: Lab) -> None:
-    """A session that has held items of a queue holds those of a new one by that name no longer."""
+    """A session that held items of a deleted queue holds those of a new one only while it lives."""
     here, there = lab.open(), lab.open()
     session = here.coord.session(LONG)
     for body in (b"first", b"second", b"third"):
@@ -306,7 +306,7 @@ def check_bad_names_are_refused(lab: Lab) -> None:
 
 
 def check_limits_hold(lab: Lab) -> None:
-    """A change within the store's limits is applied; one beyond them is refused whole."""
+    """A change within the store's limits is applied; one beyond them is refused as a whole."""
     stores = lab.open()
     worker, limits = Worker(stores), stores.queues.limits
     most = min(limits.items, 200)
@@ -328,7 +328,7 @@ def check_limits_hold(lab: Lab) -> None:
 
 
 def check_bad_items_are_refused(lab: Lab) -> None:
-    """An item that can't be is refused, with all that came with it."""
+    """An invalid item is refused, together with the rest of its change."""
     stores = lab.open()
     worker = Worker(stores)
     worker.put(b"work", queue="w")
@@ -379,7 +379,7 @@ def check_bad_calls_are_refused(lab: Lab) -> None:
 
 
 def check_numbers_may_be_huge(lab: Lab) -> None:
-    """A count beyond everything takes what is there; ids that can't be belong to no item."""
+    """A huge count takes all that there is; impossible ids belong to no item."""
     stores = lab.open()
     queues, worker = stores.queues, Worker(stores)
     for queue in ("a", "b", "c"):
@@ -394,7 +394,7 @@ def check_numbers_may_be_huge(lab: Lab) -> None:
 
 
 def check_stats_add_up(lab: Lab) -> None:
-    """After every step each item is counted once, where it stands."""
+    """After every step each item is counted once, in its state."""
     here, there = lab.open(), lab.open()
     worker = Worker(here)
     total = 0
@@ -475,7 +475,7 @@ def check_the_oldest_is_known(lab: Lab) -> None:
 
 
 def check_peek_tells_all(lab: Lab) -> None:
-    """Each item is shown with where it stands, whose it is and what became of it."""
+    """Each item is shown with its state, its holder and its history."""
     worker, there = Worker(lab.open()), lab.open()
     worker.put(b"held", priority=9)
     worker.put(b"dead", priority=8)
@@ -524,7 +524,7 @@ def check_peek_changes_nothing(lab: Lab) -> None:
 
 
 def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
-    """Looking while others remove shows each item whole, or not at all."""
+    """A peek while others remove items shows each item whole, or not at all."""
     here, there = lab.open(), lab.open()
     body = bytes(50_000)
     worker = Worker(here)
@@ -542,7 +542,7 @@ def check_large_items_can_be_looked_at_while_they_go(lab: Lab) -> None:
 
 
 def check_drop_spares_the_held(lab: Lab) -> None:
-    """`drop` leaves held items; it removes all others, the dead too, once."""
+    """`drop` keeps held items; it removes all others, dead ones too, once."""
     worker, there = Worker(lab.open()), lab.open()
     ids = worker.put(b"held", b"dead", b"ready")
     ids += worker.put(b"late", delay=LONG) + worker.put(b"front", b"behind", key="k")
@@ -557,7 +557,7 @@ def check_drop_spares_the_held(lab: Lab) -> None:
 
 
 def check_purge_takes_what_it_is_told(lab: Lab) -> None:
-    """Without states all that is neither held nor dead goes; with states just those."""
+    """Without states a purge removes all but held and dead items; with states just those."""
     here, there = lab.open(), lab.open()
     for states, left in (
         ((), {b"held": HELD, b"dead": DEAD}),
@@ -607,7 +607,7 @@ def check_a_purged_holder_is_fenced(lab: Lab) -> None:
 
 
 def check_redrive_takes_the_dead_alone(lab: Lab) -> None:
-    """`redrive` puts back no item that is not dead, or not there."""
+    """`redrive` puts back only dead items that exist."""
     stores = lab.open()
     worker = Worker(stores)
     ids = worker.put(b"held", b"dead", b"ready")

@@ -1,6 +1,6 @@
-"""Sessions and watches of a `CoordStore`: what ends with a session, and who is told of changes.
+"""Sessions and watches of a `CoordStore`: what ends with a session, and which changes wake.
 
-Watches are hints that may repeat and may be spurious, but never lack.
+Watches are hints that may repeat and may be spurious, but are never missing.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def check_closed_session_is_dead(lab: Lab) -> None:
 
 
 def check_unknown_session_is_dead(lab: Lab) -> None:
-    """A session id that never was can't be written with."""
+    """No record can be put with a session id that never existed."""
     coord = lab.open().coord
     with raises(SessionLost):
         put(coord, "k", b"1", "never-was")
@@ -174,7 +174,7 @@ def check_unknown_session_is_dead(lab: Lab) -> None:
 
 
 def renewed_in_time(session: Session) -> bool:
-    """Whether a renewal had an answer before its time was over. It has to succeed then."""
+    """Whether a renewal was answered before the session's time was over: then it must succeed."""
     left, asked = session.remaining(), time.monotonic()
     try:
         session.renew()
@@ -261,7 +261,7 @@ def check_other_sessions_put_rebinds(lab: Lab) -> None:
 
 
 def check_persistent_record_can_be_bound(lab: Lab) -> None:
-    """A record that is put again with a session goes with it."""
+    """A record that is put again with a session ends with it."""
     coord = lab.open().coord
     session = coord.session(LONG)
     version = put(coord, "k", b"1")
@@ -351,6 +351,8 @@ def check_every_kind_of_change_wakes(lab: Lab) -> None:
         ("the end of a session", session.close),
     ]
     for name, change in changes:
+        # Read first, as watchers do: a record that was never read may vanish without a wake-up.
+        there.list("k/")
         watch.wait(0)
         change()
         must_wake(lab, watch, name)
@@ -368,7 +370,7 @@ def check_expiry_wakes(lab: Lab) -> None:
 
 
 def in_time(lab: Lab, then: Callable[[Watch, CoordStore, Session], None]) -> None:
-    """Go on with a session that lives when all of its news have been heard.
+    """Call `then` with a session that still lives after all wake-ups of its making have arrived.
 
     On a busy machine it can be over by then, which proves nothing: then another gets more time.
     """
@@ -405,7 +407,7 @@ def check_every_place_is_watched(lab: Lab) -> None:
 
 
 def check_every_watch_wakes(lab: Lab) -> None:
-    """One change wakes all who watch it, on every handle; closing one watch leaves the others."""
+    """One change wakes all its watches, on every handle; closing one watch leaves the others."""
     here, there = lab.open().coord, lab.open().coord
     watches = [coord.watch("k/") for coord in (here, here, there, there)]
     put(here, "k/1")
@@ -420,7 +422,7 @@ def check_every_watch_wakes(lab: Lab) -> None:
 
 
 def check_no_change_is_missed_in_a_race(lab: Lab) -> None:
-    """Look, wait, look again: two who wait for each other in turn both come to the end."""
+    """Look, wait, look again: two threads that wait for each other in turn both finish."""
     here, there = lab.open().coord, lab.open().coord
 
     def ping(mine: CoordStore, my_key: str, other_key: str) -> None:

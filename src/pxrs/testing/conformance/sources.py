@@ -21,7 +21,7 @@ from pxrs.testing.conformance.tools import (
 )
 from pxrs.types import Row
 
-# What "a few megabytes" are at most, and rows that together have more.
+# The most that "a few megabytes" may be, and a number of rows that together have more.
 _MOST_BYTES = 8 * 2**20
 _LARGE, _LARGE_ROWS = 500_000, 40
 _EVENING = 1_700_000_000_000
@@ -29,7 +29,7 @@ _PLENTY = 10_000
 
 
 class NewRow(NamedTuple):
-    """A row as a program would write it. Without a timestamp it is the time of writing."""
+    """A row as a program would write it. The default timestamp is the time of writing."""
 
     key: str
     value: str
@@ -38,13 +38,13 @@ class NewRow(NamedTuple):
 
 @runtime_checkable
 class SourceWriter(Protocol):
-    """A program that writes to what the source reads, as if the source were not there.
+    """A program that writes the rows that the source reads, and does not know of the source.
 
     Several may write at once. The lab closes them.
     """
 
     def append(self, rows: Sequence[NewRow], stream: int = 0) -> None:
-        """Write the rows in this order. They are there when it returns."""
+        """Write the rows in this order. They can be read when it returns."""
         ...
 
 
@@ -52,26 +52,26 @@ class Held(Protocol):
     """Rows that have their offsets and can't be seen yet."""
 
     def commit(self) -> None:
-        """Let them be seen."""
+        """Make them visible."""
         ...
 
     def abandon(self) -> None:
-        """Let them never be seen."""
+        """Discard them: they never become visible."""
         ...
 
 
 @runtime_checkable
 class HoldsRows(Protocol):
-    """A `SourceWriter` where offsets are given before rows can be seen: to tables, mostly."""
+    """A `SourceWriter` whose rows get offsets before they are visible: mostly to tables."""
 
     def hold(self, rows: Sequence[NewRow]) -> Held:
-        """Write the rows and keep them from being seen, while others write."""
+        """Write the rows but keep them invisible, while others write."""
         ...
 
 
 @runtime_checkable
 class TrimsRows(Protocol):
-    """A `SourceWriter` where the oldest rows are removed one day."""
+    """A `SourceWriter` that can remove the oldest rows."""
 
     def trim(self) -> None:
         """Remove some of the oldest rows, not all."""
@@ -83,7 +83,7 @@ class SourceLab(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds after which what had to happen is taken not to have happened: 10, say."""
+        """Seconds after which a check gives up waiting for something that must happen: 10, say."""
         ...
 
     def open(self) -> Source:
@@ -126,9 +126,9 @@ def _offsets(rows: Sequence[Row]) -> list[int]:
 def _read(
     source: Source, offset: int, limit: int = _PLENTY, until: int | None = None, stream: int = 0
 ) -> SourceRead:
-    """One read, whose answer has to make sense by itself."""
+    """One read, whose answer must be consistent by itself."""
     answer = source.read(stream, offset, limit, until)
-    rows, following = answer
+    rows, following = answer[:2]
     where = f"read({stream}, {offset}, {limit}, {until})"
     require(len(rows) <= limit, f"{where} returned {len(rows)} rows")
     require(following >= offset, f"{where} goes back: `next` is {following}")
@@ -146,11 +146,11 @@ def _read(
 def _read_to(
     source: Source, offset: int, limit: int = _PLENTY, until: int | None = None, stream: int = 0
 ) -> tuple[list[Row], int]:
-    """Rows from there on, read until nothing comes, and where that is."""
+    """Rows from an offset on, read until nothing comes, and the offset where that is."""
     found: list[Row] = []
     while until is None or offset < until:
         final = source.final(stream)
-        rows, following = _read(source, offset, limit, until, stream)
+        rows, following = _read(source, offset, limit, until, stream)[:2]
         if following == offset:
             require(final is None or final <= offset, f"a read at {offset} came to nothing")
             break
@@ -164,7 +164,7 @@ def _read_to(
 def _await(
     lab: SourceLab, source: Source, count: int, offset: int | None = None, stream: int = 0
 ) -> list[Row]:
-    """So many rows from there on, read as they come, woken by a watch."""
+    """`count` rows from an offset on, read as they come, woken by a watch."""
     offset = source.bounds(stream).start if offset is None else offset
     found: list[Row] = []
     deadline = SYSTEM_CLOCK.monotonic() + lab.patience
@@ -187,7 +187,7 @@ def _await(
 
 
 def check_empty(lab: SourceLab) -> None:
-    """An empty stream has nothing to read, and bounds that say so."""
+    """An empty stream has nothing to read, and valid bounds."""
     source = lab.open()
     for stream in range(source.streams):
         start, end = source.bounds(stream)
@@ -196,7 +196,7 @@ def check_empty(lab: SourceLab) -> None:
 
 
 def check_rows_come_as_they_were_written(lab: SourceLab) -> None:
-    """Rows come in the order of their writing, by rising offset, with their keys and values."""
+    """Rows come in the order of their writing, with rising offsets, keys and values."""
     source, written = lab.open(), _rows(0, 25)
     lab.writer().append(written[:10])
     lab.writer().append(written[10:])
@@ -215,7 +215,7 @@ def check_next_is_where_to_go_on(lab: SourceLab) -> None:
 
 
 def check_reading_from_any_offset(lab: SourceLab) -> None:
-    """A read begins with the first row at the offset or above, be there a row or a gap."""
+    """A read begins with the first row at the offset or above, also if the offset is in a gap."""
     source = lab.open()
     lab.writer().append(_rows(0, 12))
     found = _await(lab, source, 12)
@@ -226,7 +226,7 @@ def check_reading_from_any_offset(lab: SourceLab) -> None:
 
 
 def check_until_is_not_passed(lab: SourceLab) -> None:
-    """Rows stop below `until`, and `next` gets there when they are final."""
+    """Rows stop below `until`, and `next` reaches it when they are final."""
     source = lab.open()
     lab.writer().append(_rows(0, 12))
     found = _await(lab, source, 12)
@@ -237,7 +237,7 @@ def check_until_is_not_passed(lab: SourceLab) -> None:
 
 
 def check_the_end_is_where_more_comes(lab: SourceLab) -> None:
-    """A read at the end finds nothing, and later what was written since."""
+    """A read at the end finds nothing, and later the rows that were written since."""
     source, writer = lab.open(), lab.writer()
     writer.append(_rows(0, 3))
     found = _await(lab, source, 3)
@@ -289,7 +289,7 @@ def check_bounds(lab: SourceLab) -> None:
 
 
 def check_final_is_below_the_end(lab: SourceLab) -> None:
-    """Rows below `final` are all there; it is not above the end, and reaches it in the end."""
+    """No row appears below `final`, which is not above the end and finally reaches it."""
     source, writer = lab.open(), lab.writer()
     writer.append(_rows(0, 4))
     found = _await(lab, source, 4)
@@ -303,7 +303,7 @@ def check_final_is_below_the_end(lab: SourceLab) -> None:
 
 
 def check_removed_rows(lab: SourceLab) -> None:
-    """Where old rows were removed the bounds begin later, and a read from there is refused."""
+    """After old rows were removed the bounds begin later, and a read below them is refused."""
     source, writer = lab.open(), lab.writer()
     writer.append(_rows(0, 10))
     found = _await(lab, source, 10)
@@ -342,7 +342,7 @@ def check_offset_of_a_time(lab: SourceLab) -> None:
 
 
 def check_a_new_row_wakes(lab: SourceLab) -> None:
-    """A watch is armed when it is handed out, and again by every wait."""
+    """A watch is armed when it is returned, and again by every wait."""
     source, writer = lab.open(), lab.writer()
     offset = _read_to(source, source.bounds(0).start)[1]
     watch = source.watch()
@@ -354,7 +354,7 @@ def check_a_new_row_wakes(lab: SourceLab) -> None:
 
 
 def check_a_sleeper_is_woken(lab: SourceLab) -> None:
-    """A row that comes during a wait ends it, in all who wait."""
+    """A row that comes during a wait ends the wait of all watches."""
     source, other, writer = lab.open(), lab.open(), lab.writer()
     _read_to(source, source.bounds(0).start)
     _read_to(other, other.bounds(0).start)
@@ -369,7 +369,7 @@ def check_a_sleeper_is_woken(lab: SourceLab) -> None:
 
 
 def check_wake_ends_a_wait(lab: SourceLab) -> None:
-    """`wake` ends the wait at hand, or the next one."""
+    """`wake` ends the current wait, or the next one."""
     source = lab.open()
     _read_to(source, source.bounds(0).start)
     watch = source.watch()
@@ -379,7 +379,7 @@ def check_wake_ends_a_wait(lab: SourceLab) -> None:
 
 
 def check_a_closed_watch_wakes(lab: SourceLab) -> None:
-    """Closing a watch wakes whoever waits with it, and no wait blocks from then on."""
+    """Closing a watch wakes the thread that waits with it, and no wait blocks from then on."""
     source = lab.open()
     _read_to(source, source.bounds(0).start)
     close_must_wake(lab, source.watch())
@@ -415,7 +415,7 @@ def check_threads_share_a_handle(lab: SourceLab) -> None:
 
 
 def check_rows_are_final_under_writers(lab: SourceLab) -> None:
-    """What was read is all there was, though several write all the time."""
+    """No row appears below those that were read, though several programs write all the time."""
     source, writers, lots = lab.open(), [lab.writer() for _ in range(3)], 20
     ended = threading.Event()
     found: list[Row] = []
@@ -451,7 +451,7 @@ def check_held_rows_are_not_skipped(lab: SourceLab) -> None:
 
 
 def check_abandoned_rows_hold_up_nobody(lab: SourceLab) -> None:
-    """Offsets whose rows never came are a gap once that is known."""
+    """Offsets of abandoned rows become a gap once that is known, and block nothing."""
     _hold(lab, lambda held: held.abandon(), 7)
 
 

@@ -29,11 +29,11 @@ A_LOT = 1 << 30
 # Seconds: longer than any check takes.
 LONG = 3600.0
 
-# So often does who meets a conflict try again before giving up.
+# How often a commit that meets a conflict is tried before giving up.
 ATTEMPTS = 10_000
 
-# How many of the lab's TTLs a session gets. Who checks may be kept from its renewal for longer than
-# that, on a busy machine: then the session is over by rights, and more time is given.
+# How many of the lab's TTLs a session gets. On a busy machine a check may be delayed for longer
+# than that before it renews: then the session is rightly over, and the next one gets more time.
 FACTORS = (2, 4, 8, 16)
 
 
@@ -60,7 +60,7 @@ def raises(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def together(lab: Patient, *jobs: Callable[[], object]) -> None:
-    """Run the jobs in threads that start at once; raises what the first to fail raised."""
+    """Run the jobs in threads that start at once; raises the error of the first that failed."""
     start = threading.Barrier(len(jobs))
     ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -79,7 +79,7 @@ def together(lab: Patient, *jobs: Callable[[], object]) -> None:
         try:
             error = ends.get(timeout=lab.patience)
         except queue.Empty:
-            raise Violation("the threads came to no end") from None
+            raise Violation("the threads did not end in time") from None
         if error is not None:
             raise error
 
@@ -109,14 +109,14 @@ def close_must_wake(lab: Patient, watch: Watch) -> None:
 
 
 def put(coord: CoordStore, key: str, value: bytes = b"v", session: str | None = None) -> int:
-    """Write one record without a check; its version."""
+    """Write one record without a check; returns its version."""
     return committed(coord.commit((), (Put(key, value, session),))).versions[key]
 
 
 def mortal(lab: Lab, coord: CoordStore, *keys: str, least: int = FACTORS[0]) -> Session:
-    """A session that can be waited for, with records of its own.
+    """A session whose end can be waited for, with records of its own.
 
-    On a busy machine its time can be over before they are written: then it gets more.
+    On a busy machine its time can be over before they are written: then another gets more time.
     """
     for factor in FACTORS[FACTORS.index(least) :]:
         session = coord.session(factor * lab.ttl / FACTORS[0])
@@ -131,14 +131,14 @@ def mortal(lab: Lab, coord: CoordStore, *keys: str, least: int = FACTORS[0]) -> 
 
 
 def committed(outcome: Committed | Conflict) -> Committed:
-    """The outcome, which has to be a success."""
+    """The outcome, which must be a success."""
     if isinstance(outcome, Conflict):
         raise Violation(f"the commit met a conflict: {outcome.current!r}")
     return outcome
 
 
 def refused(outcome: Committed | Conflict) -> Conflict:
-    """The outcome, which has to be a conflict."""
+    """The outcome, which must be a conflict."""
     if isinstance(outcome, Committed):
         raise Violation(f"the commit was carried out though a check did not hold: {outcome!r}")
     return outcome
@@ -170,7 +170,7 @@ def batch(
 
 
 def append(log: LogStore, where: LogPartition, *batches: Batch) -> list[int]:
-    """Append in one call; the base offsets of batches that all have to be new."""
+    """Append in one call; returns the base offsets of the batches, which all must be new."""
     bases = []
     for outcome in log.append([Append(where, each) for each in batches]):
         if not isinstance(outcome, Appended):

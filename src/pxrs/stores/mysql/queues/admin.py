@@ -38,7 +38,7 @@ from pxrs.stores.wakeups import QUEUE
 from pxrs.types import Holder, ItemState, Queue, QueueLimits, QueueStats, StoredItem
 
 # A body is sent with its zeros and quotes escaped: twice its size has to fit into a packet of
-# 16 MB, which is what MariaDB takes unless it is told otherwise.
+# 16 MB, which is MariaDB's default limit.
 LIMITS = QueueLimits(items=10_000, body_bytes=7 * 2**20)
 _PIECE = 5000
 _BEYOND = 2**63 - 1
@@ -73,7 +73,7 @@ class QueueUpkeep:
             locked = lock_queues(connection, [name]).get(name)
             if locked is None:
                 return None
-            # It can't be found any more; its items go a piece at a time.
+            # From now on it can't be found; its items are deleted a piece at a time.
             queue = locked.queue.id
             connection.run(sql.DROP_QUEUE, queue=queue)
             connection.run(sql.DROP_SEEN, queue=queue)
@@ -85,7 +85,7 @@ class QueueUpkeep:
             self._changes.ring(QUEUE, [name])
 
     def _delete_items(self, queue: int) -> None:
-        """Remove the items of a queue that is not there any more."""
+        """Remove the items of a queue that was deleted."""
 
         def piece(connection: Connection) -> bool:
             rows = connection.rows(sql.PIECE, queue=queue, limit=_PIECE)
@@ -153,10 +153,10 @@ class QueueUpkeep:
     # What was applied, and what is left over
 
     def _tidy(self) -> None:
-        """Forget units that are too old to be asked after, and remove items of no queue.
+        """Forget units that are too old for `outcome`, and remove items of deleted queues.
 
-        That a session is over is noted when it is first seen: it counts for programs that come
-        later, though none of them may live for as long as units may be asked after.
+        The end of a session is noted when it is first seen. So it counts for later programs, even
+        if none of them runs for as long as a caller might ask for a unit.
         """
         for session, seen_ms, now_ms in self._database.read(sql.ORPHANED):
             if seen_ms is None:
@@ -172,7 +172,7 @@ class QueueUpkeep:
             self._forget(session, self._database.read(sql.NOTED, session=session, units=units))
 
     def _forget(self, session: str, noted: Sequence[Row]) -> bool:
-        """Forget records of units; what they did is added up. Whether there were any."""
+        """Forget records of units and add up what they did; returns whether there were any."""
         numbers: dict[int, list[int]] = {}
         done: Counter[int] = Counter()
         for number, queue, count in noted:
@@ -184,13 +184,13 @@ class QueueUpkeep:
 
 
 def _note_ended(session: str, connection: Connection) -> None:
-    # Two at the same moment note the same.
+    # If two processes do it at the same time, both note the same.
     with suppress(Raced):
         connection.run(sql.NOTE_ENDED, session=session)
 
 
 def _fold(session: str, queue: int, numbers: list[int], done: int, connection: Connection) -> None:
-    """Forget commits, and add up what they did; unless another process does. The queue first."""
+    """Forget commits and add up what they did, unless another process does. Queue locked first."""
     connection.run(sql.COUNT_DONE, queue=queue, more=done)
     if connection.run_in(sql.FORGET, session=session, numbers=numbers) < len(numbers):
         connection.rollback()
@@ -199,7 +199,7 @@ def _fold(session: str, queue: int, numbers: list[int], done: int, connection: C
 def _lock_standing(
     connection: Connection, queue: int, ids: Sequence[int], states: Sequence[ItemState]
 ) -> dict[int, str | None]:
-    """Lock those of the items that are in the states; their lanes."""
+    """Lock those of the items that are in the states; returns their lanes."""
     numbers = numbers_of(states)
     statement = sql.standing(sql.LOCK_STANDING, numbers)
     rows = connection.rows_in(statement, queue=queue, ids=possible(ids), states=tuple(numbers))
@@ -253,7 +253,7 @@ def _restore(connection: Connection, name: str, items: Sequence[StoredItem]) -> 
     above = max((number + 1 for number in ids), default=0)
     connection.run(sql.NUMBER_ABOVE, queue=queue.id, above=above, fresh=len(fresh))
     lanes = sorted(_known(row["lane"] for row in fresh))
-    # What shows in a lane may not be its first item any more.
+    # The item that shows in a lane may no longer be its first.
     connection.run_in(sql.HIDE, queue=queue.id, lanes=lanes)
     settle(connection, queue.id, lanes, now)
     return len(fresh)

@@ -1,7 +1,7 @@
-"""A change of queues inside a transaction: what is removed, what is put, and that it was done.
+"""A change of queues inside a transaction: it removes, puts, and records that it was done.
 
-Locks in order: the session, the queues that are put to or whose lanes lose a front, items. Who only
-removes items without a lane locks no queue, so workers don't wait for each other.
+Locks in order: the session, the queues that items are put to or whose lanes lose a front, items. A
+change that only removes items without a lane locks no queue, so workers don't wait for each other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pxrs.stores.mysql.statements import latest as reading
 from pxrs.stores.rows import DELAYED, READY, WAITING, QueueRow, by_queue
 from pxrs.types import Held, Holder, Queue, QueueChange
 
-# A unit's records: how many there are is in their numbers' last bits.
+# The number of a unit's record is a hash of its name, with the record's index in the last bits.
 _PLACES = 2**14
-# Instead of how many items were removed: the unit was given up.
+# Stored instead of the number of removed items if the unit was given up.
 VOID = -1
-# Instead of a session, of units without a name: they go as those of ended sessions do.
+# Stored instead of a session for units without a name: they are forgotten like those of ended
+# sessions.
 NOBODY = "-"
-# Instead of the key, of items of a fifo queue.
+# Stored instead of the key as the lane of items of a fifo queue.
 _FIFO = "f"
 
 
@@ -66,9 +67,9 @@ class Change:
         self._now = 0
 
     def require(self) -> None:
-        """Keep the holder's session alive until the commit; before any other lock.
+        """Keep the holder's session alive until the commit. Call it before any other lock is taken.
 
-        Where items of one queue are removed, and that is all, the same look finds the queue.
+        If the change only removes items of one queue, the same query finds the queue.
         """
         if not self._change.remove:
             return
@@ -88,7 +89,7 @@ class Change:
             self._queues[name] = QueueRow(queue, Queue(name=name))
 
     def run(self) -> Applied:
-        """Do it. Raises `Fenced` if something is not held any more: then roll back."""
+        """Apply the change. Raises `Fenced` if an item is no longer held: then roll back."""
         self._find_and_lock()
         for item in self._change.put:
             validate_for(self._queues[item.queue].info, item)
@@ -102,9 +103,10 @@ class Change:
         return Applied(numbers, frozenset(self._puts) | frozenset(self._lanes))
 
     def _find_and_lock(self) -> None:
-        """Lock the queues that are put to, and those that something in a lane is removed from.
+        """Lock the queues that items are put to, and those from which lanes lose items.
 
-        Where reads are of an old snapshot all of them: only a locking read sees what is there.
+        If the transaction reads from an old snapshot, lock all queues: only a locking read sees the
+        present state.
         """
         names = set(self._puts) | (set(self._removed) if self._latest else set())
         unlocked = set(self._removed) - names - set(self._queues)
@@ -117,7 +119,7 @@ class Change:
             self._find_lanes(name)
 
     def _find_lanes(self, name: str) -> bool:
-        """Whether any of what is removed is in a lane. An item stays in its lane."""
+        """Whether any of the removed items is in a lane. An item stays in its lane."""
         if name not in self._queues:
             raise deleted(name)
         ids = [each.id for each in self._removed[name]]
@@ -171,7 +173,7 @@ class Change:
         return numbers
 
     def _fresh(self, queue: int, places: Sequence[int]) -> list[int]:
-        """The places whose items were not put before. The queue is locked: no other puts here."""
+        """The indexes of items that are no duplicates. The queue is locked: no one else puts."""
         keys = {
             at: indexed(item.dedupe, LONGEST_LANE)
             for at in places
@@ -197,12 +199,12 @@ class Change:
         return fresh
 
     def _stir(self) -> None:
-        """Let those who wait look at queues whose lanes moved; `NUMBER` does it where one puts."""
+        """Wake watches of queues whose lanes moved; where items are put, `NUMBER` does it."""
         moved = [self._queues[name].id for name in self._lanes if name not in self._puts]
         self._connection.run_in(sql.STIR, ids=sorted(moved))
 
     def _remember(self) -> None:
-        """That it was done, and how much: beside it, so that either both are there or none."""
+        """Record that it was done, and how much, in the same commit: both are stored or neither."""
         done = Counter({self._queues[name].id: len(held) for name, held in self._removed.items()})
         session, unit = self._change.holder.session, self._change.unit
         if not unit:
@@ -236,7 +238,7 @@ def deleted(name: str) -> Fenced:
 
 
 def make_queue(connection: Connection, name: str, *, fifo: bool) -> None:
-    """Make a queue, unless another transaction has."""
+    """Make a queue, unless another transaction has made it."""
     connection.run(sql.MAKE, id=secrets.randbits(62), name=name, fifo=int(fifo))
 
 
@@ -248,7 +250,7 @@ def queue_row(name: str, number: int, fifo: int, created: int) -> QueueRow:
 
 
 def lane_text(queue: Queue, key: str | None) -> str | None:
-    """An item's lane as the index has it. Oracle takes no text at all for NULL."""
+    """An item's lane as the index has it. Never an empty text, which Oracle takes for NULL."""
     lane = key_order_of(queue, key)
     if lane is None:
         return None
@@ -256,7 +258,7 @@ def lane_text(queue: Queue, key: str | None) -> str | None:
 
 
 def require_session(connection: Connection, session: str) -> int:
-    """Keep the session from ending until this transaction does; the time in ms."""
+    """Keep the session from ending before this transaction does; returns the time in ms."""
     now: int | None = connection.value(sql.REQUIRE, session=session)
     if now is None:
         raise session_lost(session)
@@ -273,7 +275,7 @@ def find_queues(connection: Connection, names: Collection[str]) -> dict[str, Que
 
 
 def lock_queues(connection: Connection, names: Collection[str]) -> dict[str, Locked]:
-    """Lock the queues' rows, in the order of their names. One that is not there is missing."""
+    """Lock the queues' rows, in the order of their names. The result has only existing queues."""
     rows = connection.rows_in(sql.LOCK_QUEUES, names=sorted(names))
     return {row[0]: Locked(queue_row(*row[:4]), *row[4:]) for row in rows}
 
@@ -291,7 +293,7 @@ def settle(
 ) -> None:
     """Show the first item of each lane, unless there is one at its front already.
 
-    Under the lock of the queue's row: others who would change a front have to wait for it.
+    The queue's row must be locked: other transactions that change a front wait for that lock.
     """
     statement = reading(sql.LANES, locking=latest)
     firsts: dict[str, dict[int, int]] = {}
@@ -302,7 +304,7 @@ def settle(
 
 
 def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:
-    """The very deliveries, for a statement that only touches what the holder holds so."""
+    """Parameters of the fence: the statement touches only items held at these deliveries."""
     return {
         "queue": queue,
         "session": holder.session,
@@ -315,7 +317,7 @@ def fence(queue: int, holder: Holder, held: Sequence[Held]) -> dict[str, Any]:
 def item_row(
     queue: QueueRow, number: int, key: str | None, due: int, now: int, **columns: Any
 ) -> dict[str, Any]:
-    """An item for `sql.INSERT`: a new one, but for what `columns` says."""
+    """A new item's row for `sql.INSERT`; `columns` override its values."""
     lane = lane_text(queue.info, key)
     return {
         "queue": queue.id,

@@ -1,12 +1,12 @@
 """The statements of queues.
 
-Rows are locked in one order: sessions, queues, items, each sorted. Taking waits for nobody: it
-skips what is locked. MySQL computes an update's columns one after the other, so none is read here
-after it was set.
+Rows are locked in one order: sessions, queues, items, each sorted. A take waits for no other
+transaction: it skips rows that are locked. MySQL computes an update's columns one after the other,
+so no column is read here after it was set.
 
 FORCE INDEX: a plan for a short queue would lock all of a long one. For a short table MariaDB
-prefers to look at all of it, and waits for what others have locked; a statement that names rows by
-their key must look at those, and lock no others.
+prefers to scan all of it, and waits for rows that others have locked; a statement that names rows
+by their key must read those, and lock no others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UPDATE = "UPDATE pxrs_queue_items FORCE INDEX (PRIMARY) SET"
 _DELETE = "DELETE pxrs_queue_items FROM pxrs_queue_items FORCE INDEX (PRIMARY)"
 _THESE = "queue_id = %(queue)s AND item_id IN %(ids)s"
 _HOLDER = "session_id = %(session)s AND tx = %(tx)s"
-# The fence. It stands in whatever statement changes the item. Each take raises `deliveries`.
+# The fence. Every statement that changes the item contains it. Each take raises `deliveries`.
 _SAME_DELIVERY = f"{_THESE} AND (item_id, deliveries) IN %(pairs)s AND state = {HELD}"
 _MINE = f"{_SAME_DELIVERY} AND {_HOLDER} AND due_ms > {NOW_MS}"
 
@@ -28,7 +28,7 @@ _OF_LIVING = f"FROM pxrs_sessions WHERE id = %(session)s AND {ALIVE} LOCK IN SHA
 REQUIRE = f"SELECT {NOW_MS} {_OF_LIVING}"
 NOW = f"SELECT {NOW_MS} FROM DUAL"
 
-# Taking. What the first statement reads beside the session is not locked.
+# Taking. The first statement locks only the session's row, and none of the others that it reads.
 _NAMED = "(SELECT id FROM pxrs_queues WHERE name = %(name)s)"
 _OF_NAMED = f"FROM pxrs_queue_items WHERE queue_id = {_NAMED}"
 LOOK = f"""SELECT {NOW_MS}, {_NAMED},
@@ -45,12 +45,19 @@ FRONTS = f"""SELECT {_CANDIDATE} FROM pxrs_queue_items FORCE INDEX (pxrs_items_r
     WHERE queue_id = %(queue)s AND state = {READY}
     ORDER BY grade, item_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED"""
 _BEHIND = f"WHERE queue_id = %(queue)s AND lane = %(lane)s AND state = {WAITING} ORDER BY item_id"
-BEHIND = f"""SELECT {_CANDIDATE}, due_ms FROM pxrs_queue_items FORCE INDEX (pxrs_items_lane)
-    {_BEHIND} LIMIT %(limit)s FOR UPDATE"""
+# Which items are next is read without a lock. Locked by number, of those that another transaction
+# has locked it only learns that they are missing.
+BEHIND = f"""SELECT item_id FROM pxrs_queue_items FORCE INDEX (pxrs_items_lane)
+    {_BEHIND} LIMIT %(limit)s"""
+LOCK_BEHIND = f"""SELECT {_CANDIDATE}, due_ms FROM pxrs_queue_items FORCE INDEX (PRIMARY)
+    WHERE {_THESE} AND state = {WAITING} ORDER BY item_id FOR UPDATE SKIP LOCKED"""
 FIRST_BEHIND = f"SELECT due_ms FROM pxrs_queue_items {_BEHIND} LIMIT 1"
-LANES_HELD = f"""SELECT lane, due_ms FROM pxrs_queue_items
+# A locking search would wait for each item of other holders that these are about to remove.
+IN_LANES = f"""SELECT item_id FROM pxrs_queue_items FORCE INDEX (pxrs_items_ready)
     WHERE queue_id = %(queue)s AND state = {HELD} AND {_HOLDER} AND lane IS NOT NULL
-    ORDER BY item_id FOR UPDATE"""
+    ORDER BY item_id"""
+LANES_HELD = f"""SELECT lane, due_ms FROM pxrs_queue_items FORCE INDEX (PRIMARY)
+    WHERE {_THESE} AND state = {HELD} AND {_HOLDER} ORDER BY item_id FOR UPDATE"""
 HOLD = f"""{_UPDATE} state = {HELD}, deliveries = deliveries + 1, session_id = %(session)s,
     tx = %(tx)s, most = %(most)s, due_ms = %(until)s, taken_ms = %(now)s WHERE {_THESE}"""
 PROMOTE = f"""UPDATE pxrs_queue_items SET state = {READY}
@@ -69,6 +76,7 @@ HIDE = f"""UPDATE pxrs_queue_items SET state = {WAITING}
 
 # Holding on, giving back and removing
 MINE = f"SELECT due_ms FROM pxrs_queue_items FORCE INDEX (PRIMARY) WHERE {_MINE} FOR UPDATE"
+STILL_MINE = f"SELECT item_id FROM pxrs_queue_items FORCE INDEX (PRIMARY) WHERE {_MINE}"
 EXTEND = f"{_UPDATE} due_ms = %(until)s WHERE {_MINE}"
 REMOVE = f"{_DELETE} WHERE {_MINE}"
 _FREED = "session_id = NULL, tx = NULL"
@@ -80,7 +88,7 @@ GIVE_BACK = f"""{_UPDATE}
 GIVE_UP = f"""{_UPDATE} state = {DEAD}, dead_ms = {NOW_MS},
     error_text = COALESCE(%(error)s, error_text), {_FREED} WHERE {_MINE}"""
 
-# What the dead leave behind
+# What dead holders leave behind
 _HOLDS = "pxrs_queue_items LEFT JOIN pxrs_sessions ON pxrs_sessions.id = session_id"
 _LOST = f"state = {HELD} AND (pxrs_sessions.id IS NULL OR due_ms <= {NOW_MS})"
 LOST = f"""SELECT item_id, deliveries, lane, session_id, pxrs_sessions.id FROM {_HOLDS}
@@ -94,7 +102,7 @@ FREE = f"""{_UPDATE}
     dead_ms = CASE WHEN {_USED_UP} THEN {NOW_MS} ELSE NULL END,
     due_ms = {NOW_MS}, suspect = 1, error_text = '{DIED_HOLDING}', {_FREED}
     WHERE {_SAME_DELIVERY} AND (due_ms <= {NOW_MS} OR session_id IN %(gone)s)"""
-# Every queue: when something shows, and when a hold ends; whether a holder has gone.
+# For every queue: when the next item shows, when the next hold ends, and whether a holder is gone.
 _OF_QUEUE = "queue_id = pxrs_queues.id"
 DUE = f"""SELECT id, name, {NOW_MS},
     (SELECT MIN(due_ms) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state = {DELAYED}),
@@ -141,20 +149,21 @@ WATCHED = "SELECT name, id, changes FROM pxrs_queues WHERE name IN %(names)s"
 # What was applied, or given up
 REMEMBER = """INSERT INTO pxrs_queue_commits (session_id, n, tx, queue_id, done)
     VALUES (%(session)s, %(n)s, %(tx)s, %(queue)s, %(done)s)"""
-# A record that another transaction is about to commit is waited for.
+# Waits for a record that another transaction is about to commit.
 BECAME = """SELECT done FROM pxrs_queue_commits WHERE session_id = %(session)s AND tx = %(tx)s
     LOCK IN SHARE MODE"""
-# What the holder has. Who locks what it looks at waits for all that others are about to remove: so
-# it is read as it stands, committed or not, and then locked by its number.
+# The holder's items. A locking search would wait for all items that others are about to remove. So
+# this one reads the items as they are, committed or not, and they are then locked by number.
 HELD_BY = f"""SELECT queue_id, item_id FROM pxrs_queue_items FORCE INDEX (pxrs_items_ready)
     WHERE queue_id = {_NAMED} AND state = {HELD} AND {_HOLDER}"""
 LOCK_ITEMS = f"""SELECT item_id FROM pxrs_queue_items FORCE INDEX (PRIMARY)
     WHERE {_THESE} FOR UPDATE"""
+LOCK_FREE_ITEMS = f"{LOCK_ITEMS} SKIP LOCKED"
 _NOTED = "SELECT n, queue_id, done FROM pxrs_queue_commits WHERE session_id = %(session)s"
 NOTED = f"{_NOTED} AND tx IN %(units)s"
 NOTED_IN = f"{_NOTED} LIMIT 1000"
-# Sessions that are over, when that was first seen, and what time it is. It is noted beside their
-# units, under a name that no unit has, with the server's time as its number.
+# Sessions that are over, when that was first seen, and the present time. The end of a session is
+# noted beside its units, under a name that no unit has, with the server's time as its number.
 _ENDED = "(ended)"
 ORPHANED = f"""SELECT session_id, MIN(CASE WHEN tx = '{_ENDED}' THEN n END), {NOW_MS}
     FROM pxrs_queue_commits LEFT JOIN pxrs_sessions ON id = session_id
@@ -163,7 +172,7 @@ NOTE_ENDED = f"""INSERT INTO pxrs_queue_commits (session_id, n, tx, queue_id, do
     VALUES (%(session)s, {NOW_MS}, '{_ENDED}', 0, 0)"""
 FORGET = "DELETE FROM pxrs_queue_commits WHERE session_id = %(session)s AND n IN %(numbers)s"
 
-# Looking after
+# Administration
 _ITEM = f"""item_id, state, body, item_key, grade, deliveries, put_ms, taken_ms, due_ms, dead_ms,
     error_text, session_id, tx, {NOW_MS}"""
 _COUNT = f"SELECT COUNT(*) FROM pxrs_queue_items WHERE {_OF_QUEUE} AND state ="
@@ -178,7 +187,7 @@ STATS = f"""SELECT ({_COUNT} {READY}), ({_COUNT} {DELAYED}), ({_COUNT} {HELD}),
     pxrs_queues.done + (SELECT COALESCE(SUM(c.done), 0) FROM pxrs_queue_commits c
         WHERE c.queue_id = pxrs_queues.id)
     FROM pxrs_queues WHERE name = %(name)s"""
-# Which items stand so. A delayed one whose time has come is ready.
+# Which items are in the states. A delayed one whose time has come is ready.
 _STANDING = f"state IN %(states)s AND NOT ({_OVERDUE})"
 _STANDING_READY = f"(state IN %(states)s OR {_OVERDUE})"
 
@@ -191,7 +200,7 @@ def standing(statement: str, states: list[int]) -> str:
 PEEK = f"""SELECT {_ITEM} FROM pxrs_queue_items
     WHERE queue_id = {_NAMED} AND item_id > %(after)s AND {{standing}}
     ORDER BY item_id LIMIT %(limit)s"""
-# From the end: a lane that goes from its front would show each of its items.
+# From the end: removing a lane from its front would show each of its items.
 LAST = f"""SELECT item_id FROM pxrs_queue_items
     WHERE queue_id = {_NAMED} AND item_id < %(before)s AND {{standing}}
     ORDER BY item_id DESC LIMIT %(limit)s"""

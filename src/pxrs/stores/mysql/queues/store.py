@@ -1,9 +1,9 @@
-"""QueueStore on SQL: taking, giving back, and what the dead leave behind.
+"""QueueStore on SQL: takes, releases, and frees what dead holders leave behind.
 
-An item is counted and held in one transaction, and removed in another together with what its
-handling put. Taking skips what others have locked, so workers don't wait for each other. A holder
-is a session of `sessions.py`; what it has is free when the row of its session is gone, or at its
-deadline by the database's clock.
+An item is counted and held in one transaction. Another one removes it, together with what its
+handler put. A take skips items that others have locked, so workers don't wait for each other. A
+holder is a session of `sessions.py`; its items are free when the row of its session is gone, or at
+their deadline by the database's clock.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from pxrs.types import Delivery, Held, Holder, Outcome, QueueChange, Release, Ta
 _FREE_EVERY = 0.1
 _TIDY_EVERY = 60.0
 _MOST = 2**62
+_MOST_QUEUES = 1000
 
 
 class SqlQueues(QueueUpkeep):
@@ -63,8 +64,8 @@ class SqlQueues(QueueUpkeep):
         self._next_free: dict[str, float] = {}
         self._next_tidy = 0.0
         # Takes that were given up. None of them can be on its way: a take is counted and held
-        # before its commit is sent. Another process may have those of a session that is lent, so
-        # they have a record.
+        # before its commit is sent. Those of a lent session have a record in the database, because
+        # another process may have the session.
         self._given_up: set[tuple[str, str]] = set()
 
     # Taking
@@ -89,6 +90,8 @@ class SqlQueues(QueueUpkeep):
         take = Take(queue, holder, number, bound, lock_for, suspects, unit)
         now = self._clock.monotonic()
         if now >= self._next_free.get(queue, 0.0):
+            if len(self._next_free) > _MOST_QUEUES:
+                self._next_free.clear()
             self._next_free[queue] = now + _FREE_EVERY
             self._free_named(queue)
         taken = self._take(take)
@@ -126,7 +129,7 @@ class SqlQueues(QueueUpkeep):
                 if any(end > until for (end,) in ends):
                     sooner.add(name)
                 connection.run_in(sql.EXTEND, **these, until=until)
-            # Those who wait have been told a later time, or none.
+            # Waiting workers know a later time, or none.
             for name in sorted(sooner):
                 connection.run(sql.STIR, ids=[queues[name].id])
             return sooner
@@ -148,15 +151,15 @@ class SqlQueues(QueueUpkeep):
         return applied.numbers
 
     def committed(self, change: QueueChange, applied: Applied) -> None:
-        """Tell who waits of a change that is committed."""
+        """Wake the watches after a change was committed."""
         self._changes.ring(QUEUE, applied.stirred)
         if change.forget:
             with suppress(PxrsError):
-                # They go with the session, then.
+                # If this fails, they are forgotten with the session.
                 self._forget_units(change.holder.session, change.forget)
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        """The first to write the unit's record decides: its commit, or this call."""
+        """See `QueueStore`. The first to write the unit's record decides: its commit or this."""
 
         def work(connection: Connection) -> Outcome | None:
             found = connection.value(sql.BECAME, session=session, tx=unit)
@@ -168,7 +171,7 @@ class SqlQueues(QueueUpkeep):
                 connection.rollback()
                 return None
             if connection.value(sql.REQUIRE, session=session) is None:
-                # It may have been there, and be forgotten.
+                # The record may have existed, and been forgotten.
                 connection.rollback()
                 return Outcome.UNKNOWN
             return Outcome.NEVER
@@ -183,7 +186,7 @@ class SqlQueues(QueueUpkeep):
         if is_lent(holder.session):
             self.outcome(holder.session, unit)
         if not self._database.is_oracle:
-            # Oracle shows no transaction what is not committed.
+            # Oracle has no reads of uncommitted data.
             self._database.write(lambda connection: _await_take(connection, queue, holder))
         return held_in(self, queue, holder)
 
@@ -197,9 +200,16 @@ class SqlQueues(QueueUpkeep):
                 return set()
             return _release(connection, holder, releases)
 
-        self._changes.ring(QUEUE, self._database.write(work))
+        while True:
+            try:
+                stirred = self._database.write(work)
+            except _LockedItems as locked:
+                self._database.write(locked.wait)
+            else:
+                break
+        self._changes.ring(QUEUE, stirred)
 
-    # What the dead leave behind
+    # What dead holders leave behind
 
     def reap(self) -> float | None:
         self._sessions.look_if_due()
@@ -220,7 +230,7 @@ class SqlQueues(QueueUpkeep):
         return min((due for due in dues if due is not None), default=None)
 
     def _free_named(self, name: str) -> bool:
-        """Free items of the queue whose holder is gone or late; whether there were any."""
+        """Free items of the queue whose holder is gone or late; returns whether there were any."""
         lost = self._database.read(sql.LOST_NAMED, name=name)
         return any(self._free(queue, name) for (queue,) in lost)
 
@@ -235,11 +245,28 @@ class SqlQueues(QueueUpkeep):
         return self._changes.watch(QUEUE, queues)
 
     def close(self) -> None:
-        """The connections are the database's."""
+        """Do nothing: the connections belong to the `Database`."""
+
+
+class _LockedItems(Exception):  # noqa: N818 - wait for them, and try again
+    """Another transaction has locked items that this one was to change under a queue's lock.
+
+    That can be a caller's own transaction, which has removed them and lasts as long as the caller
+    likes. To wait for it with the queue locked would keep all others from putting to the queue.
+    """
+
+    def __init__(self, queue: int, ids: Sequence[int]) -> None:
+        super().__init__(queue, ids)
+        self._queue = queue
+        self._ids = ids
+
+    def wait(self, connection: Connection) -> None:
+        """Wait until the items are unlocked, or gone, in a transaction that locks no queue."""
+        connection.rows_in(sql.LOCK_ITEMS, queue=self._queue, ids=list(self._ids))
 
 
 def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
-    """Reads with a lock, which waits for the commit of a take that is under way."""
+    """Wait for the commit of a take that is under way, by reading its items with a lock."""
     connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
     session, tx = holder.session, holder.transaction
     found = connection.rows(sql.HELD_BY, name=queue, session=session, tx=tx)
@@ -248,38 +275,64 @@ def _await_take(connection: Connection, queue: str, holder: Holder) -> None:
 
 
 def _release(connection: Connection, holder: Holder, releases: Sequence[Release]) -> set[str]:
-    """Give back what is still held; the queues. They are locked first, and stirred with it."""
+    """Give back items that are still held; returns the queues, which are locked first."""
     locked = lock_queues(connection, {each.held.queue for each in releases})
     queues = {name: each.queue.id for name, each in locked.items()}
     if not queues:
         return set()
+    held_here = by_queue(each.held for each in releases if each.held.queue in queues)
+    mine = {
+        (name, number)
+        for name, held in held_here.items()
+        for number in _lock_mine(connection, queues[name], holder, held)
+    }
     connection.run(sql.STIR, ids=list(queues.values()))
     alike: dict[tuple[str, float, str, bool], list[Held]] = {}
     for each in releases:
+        if (each.held.queue, each.held.id) not in mine:
+            continue
         what = (each.held.queue, each.delay, tidy(each.error), each.dead)
         alike.setdefault(what, []).append(each.held)
     for (name, delay, error, dead), held in alike.items():
-        if name in queues:
-            these = {**fence(queues[name], holder, held), "error": error or None}
-            if dead:
-                connection.run_in(sql.GIVE_UP, **these)
-            else:
-                connection.run_in(sql.GIVE_BACK, **these, delay=delay_ms(delay))
-    for name, held in by_queue(each.held for each in releases).items():
-        if name in queues:
-            lanes = lanes_of(connection, queues[name], (each.id for each in held))
-            if lanes:
-                settle(connection, queues[name], lanes, connection.value(sql.NOW))
+        these = {**fence(queues[name], holder, held), "error": error or None}
+        if dead:
+            connection.run_in(sql.GIVE_UP, **these)
+        else:
+            connection.run_in(sql.GIVE_BACK, **these, delay=delay_ms(delay))
+    for name, held in held_here.items():
+        lanes = lanes_of(connection, queues[name], (each.id for each in held))
+        if lanes:
+            settle(connection, queues[name], lanes, connection.value(sql.NOW))
     return set(queues)
 
 
+def _lock_mine(
+    connection: Connection, queue: int, holder: Holder, held: Sequence[Held]
+) -> set[int]:
+    """Lock those of the items that are still held by the holder; returns their numbers.
+
+    Raises `_LockedItems` instead of waiting for another transaction. An item that has gone since it
+    was read is not locked either: then the wait is over at once, and the next try does not find it.
+    """
+    mine = {row[0] for row in connection.rows_in(sql.STILL_MINE, **fence(queue, holder, held))}
+    locked = connection.rows_in(sql.LOCK_FREE_ITEMS, queue=queue, ids=sorted(mine))
+    if len(locked) < len(mine):
+        raise _LockedItems(queue, sorted(mine))
+    return mine
+
+
 def _free(connection: Connection, queue: int, name: str) -> bool:
-    """Free items whose holder is gone or late, and show what is due; whether any was freed."""
+    """Free items whose holder is gone or late, show items that are due; whether any was freed."""
     locked = lock_queues(connection, [name]).get(name)
     if locked is None or locked.queue.id != queue:
         return False
     connection.run(sql.PROMOTE, queue=queue, now=locked.now)
     lost = connection.rows(sql.LOST, queue=queue)
+    # What others have locked is about to be removed, or extended; if not, the next look finds it.
+    # To wait with the queue locked would keep all others from putting to it.
+    ids = [row[0] for row in lost]
+    unlocked = {row[0] for row in connection.rows_in(sql.LOCK_FREE_ITEMS, queue=queue, ids=ids)}
+    lost = [row for row in lost if row[0] in unlocked]
     if not lost:
         return False
     connection.run_in(

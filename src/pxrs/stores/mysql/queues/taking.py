@@ -1,6 +1,6 @@
 """One take: which items a holder gets, counted and held in one transaction.
 
-It waits for no other: what others have locked is skipped.
+It waits for no other transaction: it skips items that others have locked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pxrs.stores.rows import Candidate
 from pxrs.stores.timed_sessions import is_lent
 from pxrs.types import Holder, Taken
 
-# A hold without a deadline ends then.
+# The deadline of a hold that has none.
 _NEVER = 2**62
 _BUSY_MS = 20
 
@@ -33,14 +33,14 @@ class Sight(NamedTuple):
 
 
 class QueueNeeded(Exception):  # noqa: N818 - the transaction is run again
-    """A lane loses its front: the queue has to be locked before the items are."""
+    """A lane loses its front: the queue must be locked before the items are."""
 
 
 @dataclass
 class Take:
     """One take inside a transaction. `locking`: the queue is locked before its items.
 
-    `moved` afterwards: others can have something that they could not have before.
+    `moved` afterwards: other holders can take items that they could not take before.
     """
 
     queue: str
@@ -71,8 +71,9 @@ class Take:
             shows = [
                 each for each in (sight.shows, behind) if each is not None and each > sight.now
             ]
-            # If another take has locked what is there it may leave some of it.
-            busy = sight.now + _BUSY_MS if overdue or sight.ready is not None else None
+            # Another take may have locked the items, and may leave some of them.
+            is_busy = overdue or sight.ready is not None or is_due(sight.now, behind)
+            busy = sight.now + _BUSY_MS if is_busy else None
             due = due_in(sight.now, min(shows, default=None), sight.ends, busy)
             return Taken([], due, suspect)
         connection.run_in(
@@ -90,9 +91,10 @@ class Take:
         )
 
     def _refuse_given_up(self, connection: Connection) -> None:
-        """Raise if it was given up through another process, as only takes by a lent session can be.
+        """Raise if another process has given up this take: possible only with a lent session.
 
-        Looked at once the items are held: who gives it up now sees them, and waits for the commit.
+        Checked after the items are held: a process that gives it up later sees them, and waits for
+        the commit.
         """
         session = self.holder.session
         if is_lent(session) and connection.value(sql.BECAME, session=session, tx=self.unit):
@@ -123,11 +125,11 @@ class Take:
             if lanes:
                 settle(connection, sight.queue or 0, lanes, sight.now)
                 connection.run(sql.STIR, ids=[sight.queue])
-                # Other holders may take what was behind them.
+                # Other holders may take the items behind them.
                 self.moved = True
 
     def _candidates(self, connection: Connection, sight: Sight) -> list[Candidate]:
-        """Fronts first, then what follows what the holder has or is about to have."""
+        """Fronts of lanes first, then the items behind those that the holder has or will have."""
         number = self.number
         rows = connection.rows(sql.FRONTS, queue=sight.queue, limit=number)
         found = [Candidate(*row) for row in rows]
@@ -140,18 +142,23 @@ class Take:
             if missing == 0:
                 break
             rows = connection.rows(sql.BEHIND, queue=sight.queue, lane=lane, limit=missing)
-            for *columns, due in rows:
-                if due > sight.now:
+            ids = [number for (number,) in rows]
+            locked = connection.rows_in(sql.LOCK_BEHIND, queue=sight.queue, ids=ids)
+            # An item that another transaction has locked ends the row: those behind it must wait.
+            for number, (*columns, due) in zip(ids, locked, strict=False):
+                if columns[0] != number or due > sight.now:
                     break
                 found.append(Candidate(*columns))
         return found
 
     def _lanes_held(self, connection: Connection, sight: Sight) -> list[str]:
-        """The lanes that the holder may go on with: it is not late with any item of them."""
+        """The lanes in which the holder may take more: no lock on an item of them has run out."""
         if not sight.lanes:
             return []
         ends: dict[str, int] = {}
-        for lane, until in connection.rows(sql.LANES_HELD, queue=sight.queue, **self._holder):
+        mine = [row[0] for row in connection.rows(sql.IN_LANES, queue=sight.queue, **self._holder)]
+        these = {"queue": sight.queue, "ids": mine, **self._holder}
+        for lane, until in connection.rows_in(sql.LANES_HELD, **these):
             ends[lane] = min(until, ends.get(lane, until))
         return sorted(lane for lane, until in ends.items() if until > sight.now)
 
@@ -169,6 +176,6 @@ def is_due(now: int, moment: int | None) -> bool:
 
 
 def due_in(now: int, *moments: int | None) -> float | None:
-    """In how many seconds the first of them is; None if none of them ever is."""
+    """In how many seconds the first of these moments is; None if there is none."""
     known = [moment for moment in moments if moment is not None and moment < _NEVER]
     return max(0.0, (min(known) - now) / 1000) if known else None

@@ -1,1 +1,1 @@
-"""Work queues on PostgreSQL: each call is one statement, done by a function in the database."""
+"""Work queues on PostgreSQL: each call is one statement that calls a function of the database."""

@@ -1,4 +1,4 @@
-"""Queues as people look after them: make, list, look into, clear out."""
+"""Administration of queues: create, list, peek, drop, redrive, purge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNNAME = """UPDATE @.pxrs_queues SET dropped = clock_timestamp()
     WHERE name = %s AND dropped IS NULL RETURNING id"""
 _EMPTY = """DELETE FROM @.pxrs_queue_items WHERE queue = %s AND id IN (
     SELECT id FROM @.pxrs_queue_items WHERE queue = %s LIMIT %s) RETURNING 1"""
-# One that is due is ready, though that is not noted yet.
+# A delayed item that is due is ready, even if it is not marked so yet.
 _STATE = f"""CASE WHEN i.state = {DELAYED} AND i.visible <= @.pxrs_now_ms() THEN {READY}
     ELSE i.state END"""
 _COUNT = "(SELECT count(*) FROM @.pxrs_queue_items i WHERE i.queue = k.id AND i.state = {state})"
@@ -72,7 +72,8 @@ class QueueUpkeep:
         return [_queue(row) for row in self._database.read(_ALL)]
 
     def delete(self, name: str) -> None:
-        # It can't be found any more; its items go a piece at a time, the rest when it is tidied.
+        # From now on it can't be found. Its items are deleted a piece at a time, and what is left
+        # of it by `pxrs_queue_tidy`.
         for (queue,) in self._database.write(_UNNAME, (name,)):
             self._changes.ring(QUEUE, [name])
             statement = _EMPTY

@@ -11,17 +11,18 @@ GIVEN_UP = "PX006"
 READY, DELAYED, HELD, WAITING, DEAD = range(5)
 
 # A plan that was made for an empty queue must do for a long one: only ever by index. Where items
-# are looked up by their numbers, nothing may be left to choose: one at a time, by LATERAL with
-# OFFSET 0, and changed by the row's place. By a join, or by `id = ANY`, all of it may be read.
+# are looked up by their numbers, the planner must have no choice: one at a time, by LATERAL with
+# OFFSET 0, and changed by the row's place (ctid). A join, or `id = ANY`, may read the whole queue.
 OPTIONS = """LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s'
     SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
     SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET enable_material = off"""
 PLAIN = "LANGUAGE plpgsql"
-# If another take holds what is there, it may leave some of it: so soon it is worth a look.
+# Another take may have locked the items and then leave some of them: look again this soon.
 BUSY = 0.02
 
-# The session has to live until the commit. In whatever function needs it: a call costs more.
+# The session has to live until the commit. Inlined in every function that needs it: a call costs
+# more.
 REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
         WHERE s.id = in_session AND s.deadline > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -29,7 +30,7 @@ REQUIRED = f"""PERFORM 1 FROM @.pxrs_sessions s
             ERRCODE = CASE WHEN {SEES_OLD} THEN '{OLD_SNAPSHOT}' ELSE '{SESSION_LOST}' END;
     END IF"""
 
-# Of the indexes that a search goes through, by this transaction.
+# How many pages this transaction has read of the indexes that a search goes through.
 PAGES_READ = """pg_stat_get_xact_blocks_fetched('@.pxrs_queue_ready'::regclass)
         + pg_stat_get_xact_blocks_fetched('@.pxrs_queue_delayed'::regclass)"""
 HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, tx = in_tx,
@@ -37,19 +38,20 @@ HOLD = f"""state = {HELD}, deliveries = i.deliveries + 1, session = in_session, 
 HELD_AS = """i.id, i.deliveries, i.body, i.key, i.rank, i.put_ms, i.error,
             coalesce(i.base = i.id, true), NULL::float8, NULL::float8, NULL::bool"""
 
-# The fence. It stands in whatever statement changes the item. An item is found by its number: by
+# The fence. Every statement that changes the item contains it. It finds an item by its number: by
 # the index of what a transaction holds, each of its items would be compared with all the others.
 IS_MINE = f"""i.queue = queues[coalesce(u.place, 1)] AND i.id = u.id
     AND i.deliveries = u.delivery AND i.state + 0 = {HELD}
     AND i.session = in_session AND i.tx = in_tx
     AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
-# All that the transaction holds, in one go.
+# All items that the transaction holds.
 HELD_IN = f"""@.pxrs_queue_items i WHERE i.session = in_session AND i.tx = in_tx
         AND i.queue + 0 = queues[1] AND i.state = {HELD}
         AND (i.deadline IS NULL OR i.deadline > @.pxrs_now_ms())"""
 
-# What a queue is, or each of several: its id, whether it is strictly fifo, whether it has lanes at
-# all. One that has an item in a lane has the lane's row, committed with the item or before.
+# Reads about one queue, or each of several: its id, whether it is strictly fifo, whether it has
+# lanes at all. A queue that has an item in a lane has the lane's row, committed with the item or
+# before.
 KNOW = """IF cardinality(names) = 1 THEN
         SELECT ARRAY[k.id], ARRAY[k.fifo],
             k.fifo OR EXISTS (SELECT 1 FROM @.pxrs_queue_lanes l WHERE l.queue = k.id)

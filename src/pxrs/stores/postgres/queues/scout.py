@@ -1,12 +1,12 @@
-"""Remembers where in a queue the next items are, beside an old transaction.
+"""Remembers where in a queue the next items are, while an old transaction slows searches down.
 
-While some old transaction runs, versions of rows that are gone can't be removed: the front of a
-queue's index fills with them, and every search from its start passes them all. So it is with what
-was delayed, and with what had a deadline. A process that has found a search to read much starts the
-next ones where the last one ended. It may miss items then that show below: ones that were given
-back, whose commit was late, or of a priority it has not seen. So it searches from the start for a
-tenth of the time at most, and says to look again at that time. A queue without that trouble is
-always searched from its start.
+While some old transaction runs, PostgreSQL can't remove dead row versions: the front of a queue's
+index fills with them, and every search from its start passes them all. The same goes for the
+indexes of delayed items and of items with a deadline. A process that has found a search to read
+much starts the next ones where the last one ended. Then it may miss items that show below: ones
+that were given back, whose commit was late, or of a priority it has not seen. So it still searches
+from the start, for a tenth of the time at most, and reports that time as the next one to look. A
+queue without that trouble is always searched from its start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from pxrs.types import Delivery
 
-# Pages of an index, each with hundreds of entries. Not by time: a busy machine is slow, too. A
-# connection that has just been opened reads up to a dozen only to make its plans.
+# A search is slow if it reads this many pages of an index, each with hundreds of entries. Time is
+# not the measure: a busy machine is slow, too. A connection that has just been opened reads up to a
+# dozen pages only to make its plans.
 _MANY_PAGES = 32
 _ITEMS_PER_PAGE = 20
-# How long the whole is left alone then: so many times as long as it takes, within bounds. One
-# search may have waited for a busy machine: of two the shorter counts.
+# How long no search starts at the front again: so many times as long as such a search takes, within
+# bounds. One search may have waited for a busy machine: the shorter of the last two counts.
 _REST = 10
 _LEAST_REST = 0.1
 _LONGEST_REST = 5.0
@@ -29,10 +30,11 @@ _MOST_RANKS = 32
 
 
 class Plan(NamedTuple):
-    """Above which ids to look, by rank; all, if there are none.
+    """Where to search: `floors` are the ids above which to look, by rank; everywhere if empty.
 
-    `after`: what was due until then, by the server's clock, has been seen to. A thorough search
-    also frees what is not held any more: from then on it counts as seen to.
+    `after`: delayed items and deadlines up to that time, by the server's clock, have been dealt
+    with. A thorough search also frees items that are no longer held: these count as dealt with from
+    then on.
     """
 
     ranks: Sequence[int] = ()
@@ -52,7 +54,7 @@ class Scout:
         self._floors: dict[int, int] = {}
         self._next_search = 0.0
         self._seen_to = 0
-        # Once may be chance: many that were due. Twice is not.
+        # One slow search may be chance, when many items were due. Two in a row are not.
         self._slow = 0
         self._took = 0.0
 
@@ -69,8 +71,9 @@ class Scout:
         return Plan(ranks, [self._floors[rank] for rank in ranks], self._seen_to)
 
     def searched(self, now: float, seconds: float, began_ms: int, pages: int, found: int) -> None:
-        """A search of the whole took so long, and began then by the server's clock."""
-        # What was not yet thorough has to be done again.
+        """Note a search from the start: how long it took, when it began by the server's clock,
+        how many pages it read and how many items it found."""
+        # A search that was not thorough has not dealt with everything.
         self._seen_to = began_ms if self._slow else 0
         is_slow = pages > _MANY_PAGES + found // _ITEMS_PER_PAGE
         self._slow = self._slow + 1 if is_slow else 0
@@ -89,10 +92,10 @@ class Scout:
             self._floors.clear()
 
     def shown(self, lowest: int) -> None:
-        """This one may be had now, and was not there before."""
+        """Note that items from this id on can be taken now, and could not before."""
         for rank, floor in self._floors.items():
             self._floors[rank] = min(floor, lowest - 1)
 
     def rest(self, now: float) -> float:
-        """Seconds until the whole is searched again."""
+        """Seconds until the next search from the start."""
         return max(0.0, self._next_search - now)

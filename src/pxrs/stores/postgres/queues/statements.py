@@ -1,7 +1,7 @@
 """A unit of work on queues as the statement that commits it.
 
-Bodies go as one array that is made here: the driver makes an array element by element, for any
-type. What is known to be bytes is put together in a third of the time.
+Bodies are sent as one array that is built here: the driver builds an array element by element, for
+any type. When all elements are known to be bytes, it takes a third of the time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pxrs.stores.postgres.queues.functions import READY
 from pxrs.types import Held, ItemState, NewItem, QueueChange, StoredItem
 
 _BYTEA, _BYTEA_ARRAY = 17, 1001
-# Dimensions, whether there are NULLs, type; and of the one dimension its length and first index.
+# Number of dimensions, whether there are NULLs, type; length and first index of the one dimension.
 _HEAD = Struct("!iiIii")
 _LENGTH = Struct("!i")
 
 
 class Bodies(list[bytes]):
-    """On a connection that does not know of it, the driver takes it for the list it is."""
+    """Bodies of items. On a connection without `teach`, the driver sends them as a plain list."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class _BodiesDumper(Dumper):
 
 
 def teach(connection: psycopg.Connection[Any]) -> None:
-    """Let a connection of ours send bodies."""
+    """Let a connection of pxrs send `Bodies`."""
     connection.adapters.register_dumper(Bodies, _BodiesDumper)
 
 
@@ -55,13 +55,13 @@ _APPLY = """SELECT r_numbers, r_lowest FROM @.pxrs_queue_apply(%b::text, %b::tex
     {names}, %b::int8[], %b::int8[], %b::int8[], %b::int8[], {bodies}, %b::int8[],
     %b::int8[], %b::text[], %b::text[], %b::text[], %b::int8[], %b::int8[], %b::int8[],
     %b::text[])"""
-# The server makes an array of one much sooner than the driver.
+# The server builds an array of one element much faster than the driver.
 _NAMES = ("ARRAY[%b::text]", "%b::text[]")
 _BODIES = ("ARRAY[%b::bytea]", "%b::bytea[]")
 
-# What most units that only put are: items without a key, priority or delay for one queue, which is
-# there and not fifo. For these the function would be half of the server's work. NULL if there is no
-# such queue, or the unit was given up: then nothing was done.
+# Most units that only put are like this: items without a key, priority or delay for one queue,
+# which exists and is not fifo. For these the function would be half of the server's work. Returns
+# NULL if there is no such queue, or the unit was given up: then nothing was done.
 _TO = "@.pxrs_queues k WHERE k.name = %b::text AND k.dropped IS NULL AND NOT k.fifo"
 _NOTED = f"""INSERT INTO @.pxrs_queue_commits (session, tx, at, queues, puts, dones)
         SELECT %b::text, %b::text, clock_timestamp(), ARRAY[k.id], ARRAY[%b::int8], ARRAY[0::int8]
@@ -137,12 +137,12 @@ def _bodies(items: Sequence[NewItem]) -> Bodies:
 
 
 def numbers(values: Sequence[int]) -> str | None:
-    """An array as text, which is made much sooner than the driver makes one; None if empty."""
+    """An array as text, which is built much faster than the driver builds one; None if empty."""
     return "{" + ",".join(map(str, values)) + "}" if values else None
 
 
 def _details(items: Sequence[NewItem]) -> tuple[object, ...]:
-    """Ranks, delays, keys, lanes, dedupe keys and windows; None for what no item has."""
+    """Ranks, delays, keys, lanes, dedupe keys and windows; None for a column that no item has."""
     if all(map(_is_plain, items)):
         return (None,) * 6
     ranked = any(item.priority for item in items)

@@ -1,8 +1,8 @@
 """QueueStore on PostgreSQL. `sql/queues_*.sql` has what each call does.
 
-Taking skips what others are taking, so workers don't wait for each other. The count of a delivery
-is committed before the item is handed out. What a holder has ends with the row of its session,
-which `sessions.py` judges, or at its deadline by the server's clock.
+A take skips items that other takes have locked, so workers don't wait for each other. The count of
+a delivery is committed before the item is handed out. A hold ends with the row of its holder's
+session, which `sessions.py` judges, or at its deadline by the server's clock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from pxrs.types import (
 LIMITS = QueueLimits(items=10_000, body_bytes=64 * 2**20)
 _SWEEP_EVERY = 0.1
 _TIDY_EVERY = 60.0
-# What is due and could not be taken is locked by a transaction that may last.
+# An item that is due and could not be taken is locked by a transaction that may take long.
 _LOCKED = 0.01
 _MOST_SESSIONS = 1000
 _MOST_QUEUES = 1000
@@ -90,7 +90,7 @@ class Applied:
 
     numbers: list[int | None] = field(default_factory=list)
     put_to: frozenset[str] = frozenset()
-    # The lowest item that shows in a queue and did not before.
+    # By queue: the lowest item that shows now and did not before.
     shown: dict[str, int] = field(default_factory=dict)
 
 
@@ -104,12 +104,12 @@ class PostgresQueues(QueueUpkeep):
         self._clock = clock
         self._lock = threading.Lock()
         self._scouts: dict[str, Scout] = {}
-        # By a queue's name and a session: the id of the queue that it is known to hold in. And when
-        # each queue was last swept.
+        # By a queue's name and a session: the id of the queue in which the session is known to hold
+        # items. And when each queue is to be swept next.
         self._noted: dict[tuple[str, str], int] = {}
         self._next_sweep: dict[str, float] = {}
         self._next_tidy = 0.0
-        # Queues that were put into: false where it was found to be fifo, or gone.
+        # Queues that were put into; false for one that was found to be fifo, or deleted.
         self._plain: dict[str, bool] = {}
         database.origin.on_fork(self._abandon)
 
@@ -136,8 +136,11 @@ class PostgresQueues(QueueUpkeep):
 
     def _take(self, queue: str, holder: Holder, unit: str, wanted: Wanted) -> Taken:
         now = self._clock.monotonic()
-        scout = self._scouts.setdefault(queue, Scout())
         with self._lock:
+            if queue not in self._scouts and len(self._scouts) >= _MOST_QUEUES:
+                # Nothing but time is lost with them: a new scout searches from the start.
+                self._scouts.clear()
+            scout = self._scouts.setdefault(queue, Scout())
             plan = scout.plan(now)
         sweep = plan.is_thorough or now >= self._next_sweep.get(queue, 0.0)
         mark = (queue, holder.session)
@@ -167,6 +170,8 @@ class PostgresQueues(QueueUpkeep):
             if scout.is_needed:
                 scout.found([item for item, row in zip(items, rows, strict=True) if row[8]])
         if sweep:
+            if len(self._next_sweep) > _MOST_QUEUES:
+                self._next_sweep.clear()
             self._next_sweep[queue] = now + _SWEEP_EVERY
         if items:
             self._note(mark, told[1])
@@ -215,9 +220,9 @@ class PostgresQueues(QueueUpkeep):
         return _applied(change, run_it(statement, parameters))
 
     def _is_known_plain(self, queue: str) -> bool:
-        """Whether to try the short statement: not the first time, which may make the queue."""
+        """Whether to try the short statement: not at the first put, which may create the queue."""
         if self._database.pooled:
-            # Planned again each time, it would cost more than the function.
+            # Without prepared statements it is planned each time, and costs more than the function.
             return False
         if queue in self._plain:
             return self._plain[queue]
@@ -227,14 +232,14 @@ class PostgresQueues(QueueUpkeep):
         return False
 
     def committed(self, applied: Applied) -> None:
-        """Tell everybody of a change that is committed."""
+        """Wake the watches of all processes after a change was committed."""
         with self._lock:
             for queue, lowest in applied.shown.items():
                 if queue in self._scouts:
                     self._scouts[queue].shown(lowest)
         news = applied.put_to | applied.shown.keys()
         if news:
-            # Else the thread that tells others would wake for nothing, and take its turn.
+            # Without news the notifier's thread would wake for nothing, and take CPU time.
             self._changes.ring(QUEUE, news)
 
     def outcome(self, session: str, unit: str) -> Outcome:
@@ -290,7 +295,7 @@ class PostgresQueues(QueueUpkeep):
         return self._changes.watch(QUEUE, queues)
 
     def close(self) -> None:
-        """The connections are the database's."""
+        """Do nothing: the connections belong to the `Database`."""
 
     def _abandon(self) -> None:
         self._lock = threading.Lock()
@@ -309,7 +314,7 @@ def _delivery(queue: str, row: Row) -> Delivery:
 
 
 def _columns(held: Iterable[Held]) -> tuple[list[str], list[int], list[int], list[int]]:
-    """The queues, and for each item its queue's place among them, its id and its delivery."""
+    """Return the queues, and for each item its queue's index in them, its id and its delivery."""
     items = list(held)
     names = sorted({each.queue for each in items})
     return names, *_places({name: at for at, name in enumerate(names, 1)}, items)

@@ -1,10 +1,10 @@
--- A check reads with a lock. First everything is locked and judged, then everything is written:
--- what is returned after a failed check is what was there, and nothing has to be undone.
+-- A check reads with a lock. First everything is locked and checked, then everything is written:
+-- so a failed check returns the records as they were, and nothing has to be undone.
 --
--- `places` says where the caller last saw a row. A row that is written all the time leaves dead
--- versions behind, and while some old transaction keeps them from being removed every look by
--- key has to pass all of them. A look by place does not. A place that does not fit any more is
--- no harm: the key is compared too, and then it is looked for.
+-- `places`: where the caller last saw a row (ctid). A row that is written all the time leaves dead
+-- versions behind, and while some old transaction keeps them from being removed, every search by
+-- key has to pass all of them. A read by place does not. A place that no longer fits does no harm:
+-- the key is compared too, and if it differs the row is searched by key.
 CREATE OR REPLACE FUNCTION @.pxrs_commit(
     keys text[], kinds int8[], expected int8[], vals bytea[], owners text[], places text[])
 RETURNS TABLE (failed bool, r_key text, r_version int8, r_place text, r_value bytea, r_session text)

@@ -44,8 +44,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- The rules of `pxrs.core.sequences.judge`, with a producer's last batches read from the log itself:
--- no row is written over and over. What retention removes is remembered in `pxrs_log_producers`.
+-- The rules of `pxrs.core.sequences.judge`, with a producer's last batches read from the log
+-- itself: no row is written over and over. `pxrs_log_producers` keeps the batches that retention
+-- removes.
 CREATE OR REPLACE FUNCTION @.pxrs_append(
     topics text[], partitions int8[], counts int8[], stamps int8[],
     producers int8[], epochs int8[], sequences int8[], datas bytea[])

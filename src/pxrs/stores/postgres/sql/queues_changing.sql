@@ -1,8 +1,8 @@
--- Work queues inside the database: what extends, gives back, throws away and puts back.
+-- Work queues inside the database: functions that extend, release, discard and redrive items.
 --
--- Queues are named once, in `names`; items say by their place in it which one they are of. What is
--- returned for each of the names is the lowest item that shows now and did not before: whoever looks
--- for items may have passed it.
+-- Queues are named once, in `names`; for each item a place in it says which queue it is of. The
+-- functions return, for each of the names, the lowest item that shows now and did not before: a
+-- process that looks for items may have passed it.
 
 CREATE FUNCTION @.pxrs_queue_extend(in_session text, in_tx text, names text[],
     places int8[], ids int8[], counts int8[], lock_ms int8)
@@ -66,7 +66,7 @@ BEGIN
     RETURN lowest;
 END $$;
 
--- Removes items in these states, lanes in order; how many. One that is due counts as ready.
+-- Removes items in these states, lanes in order; returns how many. A due item counts as ready.
 CREATE FUNCTION @.pxrs_queue_discard(in_name text, ids int8[], states int8[])
 RETURNS int8 {OPTIONS} AS $$
 #variable_conflict use_column
@@ -88,7 +88,7 @@ BEGIN
     RETURN gone;
 END $$;
 
--- Puts dead items at the end, as if they had never been handed out; how many.
+-- Puts dead items at the end, as if they had never been handed out; returns how many.
 CREATE FUNCTION @.pxrs_queue_redrive(in_name text, ids int8[]) RETURNS int8 {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE

@@ -1,11 +1,11 @@
 -- Work queues inside the database: the commit of a unit of work, in one statement.
 --
--- Queues are named once, in `names`; items say by their place in it which one they are of. What
--- nearly every unit leaves as it is comes as NULL and costs nothing: places, where there is one queue
--- only; keys, priorities, delays and dedupe keys, where there are none.
+-- Queues are named once, in `names`; for each item a place in it says which queue it is of.
+-- Arguments that nearly every unit leaves out are NULL and cost nothing: places, if there is one
+-- queue only; keys, priorities, delays and dedupe keys, if there are none.
 --
 -- Most queues have no lanes. Then nothing has to be locked or settled, and what is left is one
--- statement for what is removed and one for what is put.
+-- statement that removes items and one that puts items.
 
 CREATE FUNCTION @.pxrs_queue_find(names text[]) RETURNS int8[] {PLAIN} AS $$
 BEGIN
@@ -13,8 +13,8 @@ BEGIN
         LEFT JOIN @.pxrs_queues k ON k.name = u.name AND k.dropped IS NULL ORDER BY u.at);
 END $$;
 
--- Which items are duplicates, by their place among those that are put. In the order of the keys:
--- two who put the same ones wait for each other in turn.
+-- Which items are duplicates, by their place among those that are put. In the order of the keys, so
+-- that two transactions with the same keys wait for each other and never deadlock.
 CREATE FUNCTION @.pxrs_queue_seen_before(put_queues int8[], seen text[], windows int8[])
 RETURNS int8[] {PLAIN} AS $$
 DECLARE
@@ -42,7 +42,7 @@ BEGIN
     RETURN again;
 END $$;
 
--- The lane of each item that is put, where some are put into a fifo queue.
+-- The lane of each item that is put, if some are put into a fifo queue.
 CREATE FUNCTION @.pxrs_queue_lanes_in(names text[], are_fifo bool[], put_places int8[],
     ranks int8[], delays int8[], lanes text[]) RETURNS text[] {PLAIN} AS $$
 DECLARE
@@ -58,8 +58,8 @@ BEGIN
         FROM unnest(put_places, lanes) WITH ORDINALITY AS u(place, lane, at) ORDER BY u.at);
 END $$;
 
--- Removes items; how many, and for each queue what shows now. They are locked first: who extends one
--- at this moment moves it elsewhere.
+-- Removes items; returns how many, and for each queue the item that shows now. Locks the items
+-- first: a transaction that extends one at this moment moves its row elsewhere.
 CREATE FUNCTION @.pxrs_queue_remove(in_session text, in_tx text, queues int8[],
     places int8[], ids int8[], counts int8[], OUT gone int8, OUT lowest int8[]) {PLAIN} AS $$
 DECLARE
@@ -85,8 +85,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Puts items that have lanes or dedupe keys; their numbers, NULL for a duplicate. Lanes are locked
--- by now: what is put into one later gets a higher number.
+-- Puts items that have lanes or dedupe keys; returns their numbers, NULL for a duplicate. Lanes are
+-- locked by now: items that are put into one later get higher numbers.
 CREATE FUNCTION @.pxrs_queue_put(put_queues int8[], bodies bytea[], ranks int8[], delays int8[],
     keys text[], lanes text[], seen text[], windows int8[]) RETURNS int8[] {PLAIN} AS $$
 DECLARE
@@ -119,8 +119,9 @@ BEGIN
     RETURN numbers;
 END $$;
 
--- The unit's record comes last: who gives it up meanwhile is in its way, and all of it is undone.
--- One without a name leaves none: only what it did is counted.
+-- The unit's record comes last: if another process gives the unit up meanwhile, its record is in
+-- the way, and all of the unit is undone. A unit without a name leaves no record: only its puts and
+-- removals are counted.
 CREATE FUNCTION @.pxrs_queue_apply(in_session text, in_tx text, in_unit text, names text[],
     places int8[], ids int8[], counts int8[],
     put_places int8[], bodies bytea[], ranks int8[], delays int8[],

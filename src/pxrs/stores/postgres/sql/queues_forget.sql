@@ -1,4 +1,4 @@
--- Whatever an older version had: what they take and return may change.
+-- Drops the functions of any older version: their arguments and results may change.
 DO $$
 DECLARE
     each regprocedure;

@@ -1,7 +1,7 @@
 -- Work queues inside the database: lanes, whose items stay in order; see `functions.py`.
 
--- Shows the first item of a lane, unless there is one at its front; the item, if it did. Who reads
--- from an old snapshot can't tell what is there, and leaves it to the next who takes.
+-- Shows the first item of a lane, unless there is one at its front; returns the item, if it did. A
+-- transaction with an old snapshot can't see the present items, and leaves it to the next take.
 CREATE FUNCTION @.pxrs_queue_settle(q int8, in_lane text, in_base int8) RETURNS int8 {PLAIN} AS $$
 DECLARE
     shown int8;
@@ -23,7 +23,7 @@ BEGIN
     RETURN shown;
 END $$;
 
--- Several lanes in turn; the lowest item that shows now.
+-- Settles several lanes in turn; returns the lowest item that shows now.
 CREATE FUNCTION @.pxrs_queue_settle_all(q int8, lanes text[], bases int8[])
 RETURNS int8 {PLAIN} AS $$
 DECLARE
@@ -51,7 +51,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The lanes of items that may be changed, locked in order.
+-- Locks, in order, the lanes of items that may be changed.
 CREATE FUNCTION @.pxrs_queue_lock_lanes_of(queues int8[], places int8[], ids int8[])
 RETURNS void {PLAIN} AS $$
 BEGIN
@@ -67,8 +67,8 @@ BEGIN
     END IF;
 END $$;
 
--- The lanes that are put into, and those that are taken out of, in one order. A lane that is empty
--- may be removed by whoever tidies up, just before it is locked: then it is made again.
+-- Locks the lanes that items are put into or removed from, in one order. Another process that
+-- tidies up may remove an empty lane just before it is locked: then it is made again.
 CREATE FUNCTION @.pxrs_queue_lock_lanes(
     queues int8[], places int8[], ids int8[], put_queues int8[], put_lanes text[])
 RETURNS void {PLAIN} AS $$

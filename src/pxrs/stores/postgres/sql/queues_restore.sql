@@ -1,11 +1,11 @@
 -- Items that come from another store, under the numbers they had there.
 
--- How many were not there yet; NULL if there is no such queue. A lane's front waits again until all
--- is in its place: what comes from elsewhere may belong before it.
+-- Returns how many were new; NULL if there is no such queue. A lane's front waits again until all
+-- items are in their place: restored items may belong before it.
 --
--- Numbers that are given from now on have to be higher. Altering the sequence, though nothing is
--- altered, is the only way to keep others from taking numbers of it until the commit: between
--- reading where it stands and setting it, it could have gone further.
+-- Later numbers have to be higher. Altering the sequence, though nothing is altered, is the only
+-- way to keep others from taking numbers of it until the commit: between reading its value and
+-- setting it, it could have moved on.
 CREATE FUNCTION @.pxrs_queue_restore(in_name text, ids int8[], ranks int8[], keys text[],
     lanes text[], visibles int8[], counts int8[], suspects bool[], puts int8[], takens int8[],
     are_dead bool[], dead_at int8[], errors text[], bodies bytea[]) RETURNS int8 {OPTIONS} AS $$

@@ -1,21 +1,21 @@
 -- Work queues inside the database: taking, changing and giving back, each in one statement.
 --
--- A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
--- one item that is ready or delayed, or those that one transaction holds; all others wait. Whoever
--- puts into a lane, or changes its front, holds the lane's row until its commit: numbers are given
--- under that lock, so they are in the order of the commits, and nobody judges by a front that
--- somebody is about to remove. Such a row is locked and never written.
+-- A lane is a set of items that stay in order: those of a key, or all of a fifo queue. At its front
+-- is one item that is ready or delayed, or those that one transaction holds; all others wait. A
+-- transaction that puts into a lane, or changes its front, holds the lane's row until its commit:
+-- numbers are assigned under that lock, so they are in the order of the commits, and no transaction
+-- relies on a front that another one is about to remove. Such a row is locked and never written.
 --
--- Locks come in one order: the session, lanes by queue and name, items. `pxrs_queue_take` waits for
--- nobody: it skips what is locked, lanes too.
+-- Locks are taken in one order: the session, lanes by queue and name, items. `pxrs_queue_take`
+-- waits for no other transaction: it skips rows that are locked, lanes too.
 --
--- `base` of a held item in a lane: everything of the lane below it is gone. Old versions of rows that
--- are gone, and that some old transaction keeps from being removed, are not searched again.
+-- `base` of a held item in a lane: everything of the lane below it is gone. So dead row versions,
+-- which some old transaction keeps from being removed, are not searched again.
 
 CREATE FUNCTION @.pxrs_now_ms() RETURNS int8 LANGUAGE sql VOLATILE AS $$
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8 $$;
 
--- The lock of one take: who asks what became of it waits for it.
+-- The lock of one take: a call that asks for its outcome waits for it.
 CREATE FUNCTION @.pxrs_queue_unit(in_session text, in_unit text) RETURNS int8
 LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(in_session || '/' || in_unit, 5) $$;
 
@@ -32,7 +32,7 @@ BEGIN
     END IF;
 END $$;
 
--- Frees what nobody holds any more; how many items. A session that is over has no row.
+-- Frees items without a holder; returns how many. A session that is over has no row.
 CREATE FUNCTION @.pxrs_queue_free(q int8, after int8) RETURNS int8 {PLAIN} AS $$
 DECLARE
     now_ms int8 := @.pxrs_now_ms();
@@ -76,7 +76,7 @@ BEGIN
     RETURN freed;
 END $$;
 
--- When there may be something that is not there now, in seconds.
+-- In how many seconds there may be an item to take that can't be taken now.
 CREATE FUNCTION @.pxrs_queue_due(q int8, after int8) RETURNS float8 {PLAIN} AS $$
 DECLARE
     shows int8;
@@ -91,7 +91,7 @@ BEGIN
     RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
 END $$;
 
--- When the next item shows in a lane that the holder may go on with.
+-- When the next item shows in a lane in which the holder may take more.
 CREATE FUNCTION @.pxrs_queue_due_behind(q int8, in_session text, in_tx text)
 RETURNS float8 {PLAIN} AS $$
 DECLARE
@@ -111,8 +111,9 @@ BEGIN
     RETURN CASE WHEN soonest > 0 THEN soonest ELSE soonest * 0 END / 1000.0;
 END $$;
 
--- Which of the fronts to hand out, and what follows them: the rules of `queue_rules.pick`. Where an
--- item is found to have had all its deliveries it is dead, and the caller looks again.
+-- Which of the fronts to hand out, and which items behind them: the rules of
+-- `pxrs.core.queue.pick`. An item that has had all its deliveries becomes dead, and the caller
+-- looks again.
 CREATE FUNCTION @.pxrs_queue_pick(q int8, fronts int8[], in_session text, in_tx text, n int8,
     in_most int8, suspects bool, OUT chosen tid[], OUT bases int8[], OUT buried bool,
     OUT refused bool) {PLAIN} AS $$
@@ -194,13 +195,13 @@ BEGIN
     END LOOP;
 END $$;
 
--- `ranks` and `floors`: only look above these ids, by priority; all, if there are none. `after`:
--- what was due before has been seen to. `noted_in`: the queue in which the caller knows its session
--- to be noted as a holder, by id: one that was deleted and made again has its name, but no holders.
--- The first row tells of the search: as its id which queue it was, as its delivery how many pages
--- it read, as its put when it began, as its front whether a suspect is next that was not asked for
--- (`suspects`). The others are items, to be ordered by `r_at`, or by rank and
--- id.
+-- `ranks` and `floors`: only look above these ids, by priority; everywhere, if there are none.
+-- `after`: items that were due before have been dealt with. `noted_in`: the queue, by id, in which
+-- the caller knows its session to be noted as a holder: a queue that was deleted and made again has
+-- the same name, but no holders. The first row describes the search: its id is the queue's, its
+-- delivery is how many pages it read, its put is when it began, its front is whether a suspect is
+-- next that was not asked for (`suspects`). The other rows are items, to be ordered by `r_at`, or
+-- by rank and id.
 CREATE FUNCTION @.pxrs_queue_take(in_name text, in_session text, in_tx text, in_unit text,
     n int8, in_most int8, lock_ms int8, noted_in int8, sweep bool, ranks int8[], floors int8[],
     after int8, suspects bool)

@@ -1,6 +1,7 @@
--- Work queues inside the database: what is done now and then, for nobody in particular.
+-- Work queues inside the database: upkeep that is done now and then.
 
--- A commit's record says how many items it put and removed, too. What is forgotten is added up.
+-- A commit's record has how many items it put and removed, too. Before it is forgotten, these
+-- counts are added up.
 CREATE FUNCTION @.pxrs_queue_fold(all_queues int8[], all_puts int8[], all_dones int8[])
 RETURNS void {PLAIN} AS $$
 BEGIN
@@ -26,9 +27,10 @@ BEGIN
     PERFORM @.pxrs_queue_fold(queues, puts, dones);
 END $$;
 
--- What became of a unit: it is given up, by a record in its place, unless it is there already. The
--- index decides who was first, and waits for a unit that is being committed at this moment. Of a
--- session that is neither there nor known to have ended it may have been there and be forgotten.
+-- The outcome of a unit: unless its record exists, the unit is given up, by a record in its place.
+-- The index decides which record was first, and waits for a unit that is being committed at this
+-- moment. If the session neither exists nor is known to have ended, the unit's record may have
+-- existed and been forgotten.
 CREATE FUNCTION @.pxrs_queue_outcome(in_session text, in_unit text) RETURNS text {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
@@ -58,7 +60,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- From now on this take is refused; one that is under way is waited for.
+-- Refuses this take from now on; waits for it if it is under way.
 CREATE FUNCTION @.pxrs_queue_give_up(in_session text, in_unit text) RETURNS void {OPTIONS} AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@.pxrs_queue_unit(in_session, in_unit));
@@ -67,7 +69,7 @@ BEGIN
         ON CONFLICT (session, tx) DO NOTHING;
 END $$;
 
--- Frees and shows what it can in every queue; those where it did, and when to look again.
+-- Frees and shows items in every queue; returns the queues where it did, and when to look again.
 CREATE FUNCTION @.pxrs_queue_sweep(OUT r_freed text[], OUT r_due float8) {OPTIONS} AS $$
 #variable_conflict use_column
 DECLARE
@@ -84,9 +86,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- What nobody will ask for: commits of sessions that are over for long, dedupe keys whose time is
--- over, lanes without items, queues that were deleted. Nobody waits for it, nor it for anybody.
--- While it is known when a session ended, nothing that it has done is forgotten.
+-- Removes what no process needs: commits of sessions that ended long ago, dedupe keys whose time is
+-- over, lanes without items, queues that were deleted. No transaction waits for it, and it waits
+-- for none. As long as the end of a session is kept, none of its units is forgotten.
 CREATE FUNCTION @.pxrs_queue_tidy() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
 #variable_conflict use_column

@@ -1,5 +1,5 @@
 -- Ends sessions, with everything written with them, in one transaction: those whose connection is
--- closed, and of `judged` those whose time is still over, or too far ahead.
+-- closed, and those of `judged` whose time is still over, or too far ahead.
 CREATE OR REPLACE FUNCTION @.pxrs_reap(unlocked text[], judged text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$
@@ -15,7 +15,7 @@ BEGIN
     RETURN QUERY SELECT @.pxrs_end(ended);
 END $$;
 
--- Says what has changed in the words of a notification: k and a record's key, q and a queue's name.
+-- Returns the changes in the words of a notification: k and a record's key, q and a queue's name.
 CREATE OR REPLACE FUNCTION @.pxrs_end(ids text[])
 RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog SET lock_timeout = '10s' AS $$

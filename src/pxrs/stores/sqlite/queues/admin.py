@@ -1,4 +1,4 @@
-"""Queues as people look after them: make, list, look into, clear out."""
+"""Administration of queues: create, list, peek, drop, redrive, purge, restore."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, stored
 from pxrs.stores.sqlite.change_counters import slot
 from pxrs.stores.sqlite.database import Database, Turn, in_chunks
 from pxrs.stores.sqlite.queues import rows
-from pxrs.stores.sqlite.queues.ahead import Ahead, is_mark
 from pxrs.stores.sqlite.queues.puts import put_items, restore_items
 from pxrs.types import Holder, ItemState, NewItem, Queue, QueueLimits, QueueStats, StoredItem
 
@@ -45,10 +44,9 @@ _STATS = f"""SELECT {", ".join(_COUNT.format(state=state) for state in range(5))
 class QueueUpkeep:
     """The part of a `QueueStore` that holds no items and commits no unit of work."""
 
-    def __init__(self, database: Database, clock: Clock, ahead: Ahead) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._ahead = ahead
 
     def create(self, name: str, *, fifo: bool = False) -> Queue:
         validate_name(name)
@@ -78,7 +76,7 @@ class QueueUpkeep:
             found = rows.find_queue(turn.connection, name)
             if found is None:
                 return None
-            # It can't be found any more; its items go a piece at a time.
+            # From now on it can't be found; its items are deleted a piece at a time.
             turn.connection.execute("DELETE FROM pxrs_queues WHERE id = ?", (found.id,))
             turn.connection.execute("DELETE FROM pxrs_queue_seen WHERE queue = ?", (found.id,))
             turn.slots.add(slot_of(name))
@@ -90,7 +88,6 @@ class QueueUpkeep:
                 pass
 
     def stats(self, queue: str) -> QueueStats:
-        self._ahead.give_back(queue)
         with self._database.reading() as connection:
             named = {"queue": queue, "now_ms": self._clock.wall_ms()}
             row = connection.execute(_STATS, named).fetchone()
@@ -109,7 +106,6 @@ class QueueUpkeep:
         limit: int = 100,
     ) -> list[StoredItem]:
         wanted, most = states_or(states, LIVE), page_size(limit)
-        self._ahead.give_back(queue)
         now_ms = self._clock.wall_ms()
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
@@ -129,12 +125,10 @@ class QueueUpkeep:
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         states = (*LOOSE, ItemState.DEAD)
-        self._ahead.give_back(queue)
         return self._database.write(lambda turn: self._discard(turn, queue, ids, states))
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
         wanted = states_or(states, LOOSE)
-        self._ahead.give_back(queue)
         total = 0
         ids = self._latest(queue, wanted, None)
         while ids:
@@ -145,7 +139,7 @@ class QueueUpkeep:
         return total
 
     def _latest(self, queue: str, states: Sequence[ItemState], before: int | None) -> list[int]:
-        """Items from the end: removing a lane from its front would show each of its items."""
+        """List items from the end: removing a lane from its front would show each of its items."""
         with self._database.reading() as connection:
             found = rows.find_queue(connection, queue)
             if found is None:
@@ -173,7 +167,7 @@ class QueueUpkeep:
         rows.promote_due(connection, queue.id, now_ms)
         gone: list[tuple[int, str | None]] = []
         for some in in_chunks(list(ids)):
-            # Not as parameters: the rest of the statement has named ones.
+            # Written into the statement: its other parameters are named ones.
             items = ",".join(str(rows.item_id(queue.id, number)) for number in some)
             gone += connection.execute(
                 f"DELETE FROM pxrs_queue_items WHERE id IN ({items}) AND ({_among(states)}) "
@@ -193,7 +187,7 @@ class QueueUpkeep:
         item, *columns, session, tx = row
         holder = None
         if session is not None:
-            holder = self._ahead.holder_of(session, tx) if is_mark(tx) else Holder(session, tx)
+            holder = Holder(session, tx)
         return stored((rows.number_of(item), *columns), holder, now_ms)
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
@@ -250,7 +244,7 @@ def slot_of(queue: str) -> int:
 
 
 def _among(states: Sequence[ItemState]) -> str:
-    """Which rows stand so, by the time `:now_ms`. A delayed one whose time has come is ready."""
+    """A condition for rows in these states at `:now_ms`. A delayed item that is due is ready."""
     numbers = ",".join(map(str, numbers_of(states)))
     is_due = f"(state = {DELAYED} AND visible <= :now_ms)"
     if ItemState.READY in states:
@@ -259,7 +253,7 @@ def _among(states: Sequence[ItemState]) -> str:
 
 
 def _delete_some(connection: sqlite3.Connection, queue: int) -> bool:
-    """Remove a piece of a queue that is not there any more; whether there may be more."""
+    """Delete some rows of a deleted queue; returns whether there may be more."""
     found = connection.execute(
         "DELETE FROM pxrs_queue_items WHERE id IN (SELECT id FROM pxrs_queue_items "
         "WHERE id > ? AND id < ? LIMIT ?) RETURNING id",

@@ -27,22 +27,15 @@ class HeldRow(NamedTuple):
     lock_until: float | None
 
 
-class Hands(NamedTuple):
-    """A holder, and every name that its items may be held under."""
-
-    session: str
-    names: tuple[str, ...]
-
-
 class FoundHeld(NamedTuple):
-    """An item that is still in the hands of who asks."""
+    """An item that the caller still holds."""
 
     id: int
     lane: str | None
 
 
 def lanes_held(connection: sqlite3.Connection, queue: int, holder: Holder, now: float) -> list[str]:
-    """The lanes that the holder may go on with: it is not late with any item of them."""
+    """The lanes in which the holder may take more: no lock on an item of them has run out."""
     rows = connection.execute(
         "SELECT lane FROM pxrs_queue_items "
         f"WHERE queue = ? AND session = ? AND tx = ? AND state = {HELD} AND lane IS NOT NULL "
@@ -60,7 +53,7 @@ def hold(
     lock_until: float | None,
     now_ms: int,
 ) -> None:
-    """Put items into the holder's hands and count the delivery."""
+    """Hold the items for the holder and count the delivery."""
     for some in in_chunks(items):
         marks = ",".join("?" * len(some))
         connection.execute(
@@ -72,7 +65,7 @@ def hold(
 
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:
     """Lists held items, in one queue or in all."""
-    # By its index: without being told SQLite would rather walk through all items in order.
+    # The index is named because SQLite would rather walk through all items in order.
     of_queue = "" if queue is None else "AND i.queue = ? "
     rows = connection.execute(
         "SELECT i.id, i.queue, q.name, i.session, i.tx, i.lane, i.deliveries, i.most, i.lock_until "
@@ -84,18 +77,19 @@ def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[
 
 
 def remove_held(
-    connection: sqlite3.Connection, queue: int, hands: Hands, held: Sequence[Held], now: float
+    connection: sqlite3.Connection, queue: int, holder: Holder, held: Sequence[Held], now: float
 ) -> list[str]:
-    """Remove what the holder has handled; the lanes it was in. Raises `Fenced` if it lost any.
+    """Remove the items that the holder has handled; returns their lanes.
 
-    The fence stands in the statement: holder, delivery and deadline are those of the row.
+    Raises `Fenced` if the holder has lost any. The statement itself is the fence: it compares
+    holder, delivery and deadline with the row.
     """
     lanes: set[str] = set()
     apart: list[int] = []
     gone = 0
     for some in in_chunks(held):
         deliveries = _deliveries(queue, some)
-        where, values = _in_hands(deliveries, hands, now)
+        where, values = _in_hands(deliveries, holder, now)
         rows = connection.execute(
             f"DELETE FROM pxrs_queue_items WHERE {where} "
             "RETURNING id, deliveries, lane, body IS NULL",
@@ -111,7 +105,7 @@ def remove_held(
         # The caller rolls back, and with it what was removed.
         raise Fenced(
             f"{len(held) - gone} of {len(held)} items of queue {held[0].queue!r} are not held "
-            "any more; another worker has them, or will"
+            "any more; another worker has them, or will get them"
         )
     if apart:
         remove_bodies(connection, apart)
@@ -119,24 +113,24 @@ def remove_held(
 
 
 def _deliveries(queue: int, held: Sequence[Held]) -> dict[int, int]:
-    """The delivery that each row has to be at. As `item_id` has it, without a call for each."""
+    """The delivery that each row must be at. Computes `item_id` without a call for each."""
     first = item_id(queue, 0)
     return {
         first + number if 0 < number < NUMBERS else first: delivery for _, number, delivery in held
     }
 
 
-def _in_hands(items: Collection[int], hands: Hands, now: float) -> tuple[str, list[object]]:
-    """A condition for those of the rows that the holder has and is not late with, and its values.
+def _in_hands(items: Collection[int], holder: Holder, now: float) -> tuple[str, list[object]]:
+    """A condition, and its values, for the rows that the holder still holds in time.
 
-    What it says of their deliveries has to be compared: SQLite takes twice as long for pairs.
+    The caller compares their deliveries itself: with pairs SQLite takes twice as long.
     """
-    marks, names = ",".join("?" * len(items)), ",".join("?" * len(hands.names))
+    marks = ",".join("?" * len(items))
     where = (
-        f"id IN ({marks}) AND state = {HELD} AND session = ? "
-        f"AND (lock_until IS NULL OR lock_until > ?) AND tx IN ({names})"
+        f"id IN ({marks}) AND state = {HELD} AND session = ? AND tx = ? "
+        "AND (lock_until IS NULL OR lock_until > ?)"
     )
-    return where, [*items, hands.session, now, *hands.names]
+    return where, [*items, *holder, now]
 
 
 def give_back(
@@ -148,22 +142,13 @@ def give_back(
     suspect: bool,
     now_ms: int,
 ) -> None:
-    """Free an item. In a lane it waits, and `settle` shows it."""
+    """Free an item. In a lane it waits until `settle` shows it."""
     connection.execute(
         "UPDATE pxrs_queue_items SET state = CASE WHEN lane IS NOT NULL THEN "
         f"{WAITING} WHEN ? THEN {DELAYED} ELSE {READY} END, visible = ?, "
         "error = coalesce(?, error), suspect = ?, "
         "session = NULL, tx = NULL, lock_until = NULL WHERE id = ?",
         (visible > now_ms, visible, error or None, suspect, item),
-    )
-
-
-def give_back_uncounted(connection: sqlite3.Connection, item: int) -> None:
-    """Make an item ready again that was never handed out; its delivery is not counted."""
-    connection.execute(
-        f"UPDATE pxrs_queue_items SET state = {READY}, deliveries = deliveries - 1, "
-        "session = NULL, tx = NULL WHERE id = ?",
-        (item,),
     )
 
 
@@ -177,10 +162,10 @@ def bury(connection: sqlite3.Connection, item: int, error: str, now_ms: int) -> 
 
 
 def find_held(
-    connection: sqlite3.Connection, queue: int, hands: Hands, held: Held, now: float
+    connection: sqlite3.Connection, queue: int, holder: Holder, held: Held, now: float
 ) -> FoundHeld | None:
-    """The item, if it is held just so; None if it is not, or not any more."""
-    where, values = _in_hands([item_id(queue, held.id)], hands, now)
+    """The item, if this holder holds it at this delivery and in time; else None."""
+    where, values = _in_hands([item_id(queue, held.id)], holder, now)
     row = connection.execute(
         f"SELECT id, lane FROM pxrs_queue_items WHERE {where} AND deliveries = ?",
         [*values, held.delivery],
@@ -191,20 +176,20 @@ def find_held(
 def extend(
     connection: sqlite3.Connection,
     queue: int,
-    hands: Hands,
+    holder: Holder,
     held: Sequence[Held],
     now: float,
     lock_until: float,
 ) -> bool:
-    """Hold on until then; whether that is sooner than it was for any of them.
+    """Hold the items until `lock_until`; returns whether that is sooner than before for any.
 
-    Raises `Fenced` if one is lost. Who waits was told of a later time, or of none: it has to
-    hear of an earlier one.
+    Raises `Fenced` if one is lost. Waiting processes know a later time, or none: they must be
+    woken for an earlier one.
     """
     sooner = False
     for some in in_chunks(held):
         deliveries = _deliveries(queue, some)
-        where, values = _in_hands(deliveries, hands, now)
+        where, values = _in_hands(deliveries, holder, now)
         rows = connection.execute(
             f"SELECT id, deliveries, lock_until FROM pxrs_queue_items WHERE {where}", values
         ).fetchall()

@@ -22,9 +22,9 @@ _RESTORE = """INSERT OR IGNORE INTO pxrs_queue_items (id, queue, state, rank, la
 def put_items(
     connection: sqlite3.Connection, name: str, items: Sequence[NewItem], now_ms: int
 ) -> list[int | None]:
-    """Add items at the queue's end, which is made if need be; None for those put before.
+    """Add items at the end of the queue, which is made if need be.
 
-    Else their numbers.
+    Returns their numbers; None for duplicates of items that were put before.
     """
     if all(item.dedupe is None for item in items):
         first = _put_fresh(connection, name, items, now_ms)
@@ -41,7 +41,7 @@ def put_items(
 def _put_fresh(
     connection: sqlite3.Connection, name: str, items: Sequence[NewItem], now_ms: int
 ) -> int:
-    """The first one's number."""
+    """Insert the items; returns the first one's number."""
     queue, first = rows.reserve_numbers(connection, name, len(items), now_ms)
     for item in items:
         validate_for(queue.info, item)
@@ -63,7 +63,7 @@ def restore_items(
     items: Sequence[StoredItem],
     now_ms: int,
 ) -> int:
-    """Add items of another store under their own numbers; how many were not there yet."""
+    """Add items of another store under their own numbers; returns how many were new here."""
     fresh: set[int] = set()
     for some in in_chunks([_restored_row(queue, item, now_ms) for item in items], 1500):
         marks = ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?,?,?)"] * len(some))

@@ -1,4 +1,4 @@
-"""Frees what dead processes left in queues, and says when to look again."""
+"""Frees what dead processes left in queues, and returns when to look again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pxrs.core.queue import DIED_HOLDING, REMEMBERED_FOR
 from pxrs.stores.sqlite.age import note, read_age
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
-from pxrs.stores.sqlite.queues import ahead, holds, rows, units
+from pxrs.stores.sqlite.queues import holds, rows, units
 from pxrs.stores.sqlite.queues.admin import slot_of
-from pxrs.stores.sqlite.queues.ahead import Verdicts
 from pxrs.stores.sqlite.queues.holds import HeldRow
 
+_MOST_QUEUES = 1000
 _REAP_EVERY = 0.1
 
 
 class _Ended(NamedTuple):
-    """Sessions that are over: those of which that is not noted yet, those no caller will ask for.
+    """Sessions that are over.
 
-    `news`: there is something to write, be it that the file is older.
+    `new`: their end is not noted yet. `gone`: they ended so long ago that no caller will ask for
+    their units any more. `news`: there is something to write, if only the file's age.
     """
 
     new: list[str]
@@ -38,13 +39,11 @@ class Reaper:
         database: Database,
         coord: SqliteCoord,
         clock: Clock,
-        verdicts: Verdicts,
     ) -> None:
         self._database = database
         self._coord = coord
         self._clock = clock
-        self._verdicts = verdicts
-        # By queue: each is looked after by those who take from it.
+        # By queue: the processes that take from a queue look after it.
         self._next_reap: dict[int, float] = {}
 
     def reap(self) -> float | None:
@@ -53,8 +52,7 @@ class Reaper:
             lost = self.lost(connection)
             queues = [row[0] for row in connection.execute("SELECT id FROM pxrs_queues").fetchall()]
             ended = self._ended_sessions(connection)
-            ahead.forget_owners(connection, self._verdicts)
-            # Left as they are, they would be due for ever: who sweeps would never rest.
+            # Delayed items that stay unmarked would be due for ever: a caller would never sleep.
             overdue = any(self.due(connection, queue) == 0 for queue in queues)
         if lost or ended.news or overdue:
             self._database.write(lambda turn: self._reap(turn, queues, ended))
@@ -78,6 +76,8 @@ class Reaper:
         """Call `free`, if this process has not for a while."""
         if now >= self._next_reap.get(queue, 0.0):
             self.free(turn, queue)
+            if len(self._next_reap) > _MOST_QUEUES:
+                self._next_reap.clear()
             self._next_reap[queue] = now + _REAP_EVERY
 
     def free(self, turn: Turn, queue: int) -> bool:
@@ -86,9 +86,7 @@ class Reaper:
         now_ms = self._clock.wall_ms()
         lost = self.lost(connection, queue)
         for held in lost:
-            if not ahead.was_handed_out(held.tx, self._verdicts):
-                holds.give_back_uncounted(connection, held.id)
-            elif held.most is not None and held.deliveries >= held.most:
+            if held.most is not None and held.deliveries >= held.most:
                 holds.bury(connection, held.id, DIED_HOLDING, now_ms)
             else:
                 holds.give_back(
@@ -118,10 +116,10 @@ class Reaper:
         return not alive[held.session]
 
     def _ended_sessions(self, connection: sqlite3.Connection) -> _Ended:
-        """Sessions of which there are units and that are over.
+        """Sessions that have units and are over.
 
-        When that was first seen stands in the file: so it counts for programs that come later,
-        though none of them lives for as long as a caller might ask.
+        When their end was first seen is kept in the file. So it counts for later programs, even if
+        none of them runs for as long as a caller might ask for a unit.
         """
         ended = [name for name in units.sessions(connection) if not self._coord.is_alive(name)]
         if not ended:
@@ -139,7 +137,7 @@ class Reaper:
     def due(
         self, connection: sqlite3.Connection, queue: int, lanes: Sequence[str] = ()
     ) -> float | None:
-        """In how many seconds there may be something; `lanes` are those of who asks."""
+        """In how many seconds there may be an item to take; `lanes` are those of the caller."""
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         shows = (
             rows.first_due_ms(connection, queue),

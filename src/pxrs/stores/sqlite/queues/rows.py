@@ -1,8 +1,8 @@
 """Reads and writes rows of queues and items, inside the caller's transaction.
 
-A lane is what has to stay in order: the items of a key, or all of a fifo queue. At its front is
-one item that is ready or delayed, or those that one transaction holds; all others wait. Whatever
-changes a front calls `settle`.
+A lane is a set of items that stay in order: those of a key, or all of a fifo queue. At its front is
+one item that is ready or delayed, or those that one transaction holds; all others wait. Each
+function that changes a front calls `settle`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SHOW = f"""UPDATE pxrs_queue_items
 
 
 def item_id(queue: int, number: int) -> int:
-    """An item's row: its queue's id and its number in it. No item has the number 0.
+    """An item's row id, made of its queue's id and its number there. No item has the number 0.
 
-    Numbers come from callers: one that can't be must not lead into another queue.
+    Numbers come from callers: an impossible one must not lead into another queue.
     """
     return queue << NUMBER_BITS | (number if 0 < number < NUMBERS else 0)
 
@@ -44,7 +44,7 @@ def ids_after(queue: int, number: int) -> int:
 
 
 def number_of(item: int) -> int:
-    """Returns the number of an item as people see it."""
+    """Returns the number of an item as users see it."""
     return item & (NUMBERS - 1)
 
 
@@ -70,7 +70,7 @@ def make_queue(connection: sqlite3.Connection, name: str, fifo: bool, now_ms: in
 def reserve_numbers(
     connection: sqlite3.Connection, name: str, count: int, now_ms: int
 ) -> tuple[QueueRow, int]:
-    """The queue, which is made if need be, and the first of so many new items' numbers."""
+    """Reserve numbers for new items; returns the queue, made if missing, and the first number."""
     row = connection.execute(
         "UPDATE pxrs_queues SET next = next + ?, put = put + ? WHERE name = ? "
         "RETURNING id, fifo, created, next - ?",
@@ -96,7 +96,7 @@ def settle(connection: sqlite3.Connection, lanes: Iterable[Lane], now_ms: int) -
 
 
 def hide_front(connection: sqlite3.Connection, queue: int, lane: str) -> None:
-    """Hide what shows in the lane: it may not be the first item any more. Held items stay."""
+    """Hide the item that shows in the lane: it may no longer be the first. Held items stay."""
     connection.execute(
         f"UPDATE pxrs_queue_items SET state = {WAITING} "
         f"WHERE queue = ? AND lane = ? AND state IN ({READY}, {DELAYED})",
@@ -114,7 +114,7 @@ def promote_due(connection: sqlite3.Connection, queue: int, now_ms: int) -> None
 
 
 def load_body(connection: sqlite3.Connection, item: int, body: bytes | None) -> bytes:
-    """The body of an item, from its row or from where the large ones lie."""
+    """The body of an item, from its row or from the table of large bodies."""
     if body is not None:
         return body
     row = connection.execute("SELECT body FROM pxrs_queue_bodies WHERE id = ?", (item,)).fetchone()
@@ -131,7 +131,7 @@ def remove_bodies(connection: sqlite3.Connection, items: Sequence[int]) -> None:
 
 
 def ready_items(connection: sqlite3.Connection, queue: int, count: int) -> list[Candidate]:
-    """Lists ready items by priority and age. Suspects and used-up ones are among them."""
+    """Lists ready items by priority and age, including suspects and used-up ones."""
     rows = connection.execute(
         f"SELECT {_CANDIDATE} FROM pxrs_queue_items WHERE queue = ? AND state = {READY} "
         "ORDER BY rank, id LIMIT ?",

@@ -1,15 +1,20 @@
 """QueueStore on SQLite: one row per item, one writer for all.
 
-An item is counted and held in one transaction, and removed in another together with what its
-handling put. A holder is a session of `sessions.py`; what a dead one holds is freed by the one that
-looks next: a `take` that finds nothing, and every `take` after a tenth of a second.
+An item is counted and held in one transaction. Another one removes it, together with what its
+handler put. Only the second one waits for the disk: a count and a hold survive every process, and
+a power cut that undoes them ends their holder, too. The last delivery that an item may have is the
+exception. It must never be made twice, so it is on the disk before the item is handed out.
+
+A holder is a session of `sessions.py`. What a dead one holds is freed by the next look: by a `take`
+that finds nothing, and by every `take` after a tenth of a second.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.queue import (
@@ -30,10 +35,8 @@ from pxrs.stores.rows import Candidate, QueueRow, by_queue
 from pxrs.stores.sqlite.change_listener import ChangeListener, SlotWatch
 from pxrs.stores.sqlite.coord import SqliteCoord
 from pxrs.stores.sqlite.database import Database, Turn
-from pxrs.stores.sqlite.queues import ahead, holds, rows, units
+from pxrs.stores.sqlite.queues import holds, rows, units
 from pxrs.stores.sqlite.queues.admin import LIMITS, QueueUpkeep, slot_of
-from pxrs.stores.sqlite.queues.ahead import Ahead, Aside
-from pxrs.stores.sqlite.queues.holds import Hands
 from pxrs.stores.sqlite.queues.puts import put_items
 from pxrs.stores.sqlite.queues.reaper import Reaper
 from pxrs.stores.timed_sessions import is_lent
@@ -48,6 +51,8 @@ from pxrs.types import (
     Taken,
 )
 
+_MOST_QUEUES = 1000
+
 
 class Wanted(NamedTuple):
     """The arguments of a `take`."""
@@ -57,6 +62,10 @@ class Wanted(NamedTuple):
     most: int | None
     lock_for: float | None
     suspects: bool
+
+
+class _LastDelivery(Exception):  # noqa: N818 - no failure: the take is repeated, synced
+    """A take without a sync has found an item that may be delivered only once more."""
 
 
 class SqliteQueues(QueueUpkeep):
@@ -70,22 +79,15 @@ class SqliteQueues(QueueUpkeep):
         coord: SqliteCoord,
         changes: ChangeListener,
         clock: Clock,
-        *,
-        set_aside: bool = True,
     ) -> None:
-        ahead = Ahead(
-            database.folder, database.path, clock.monotonic, self._give_back, enabled=set_aside
-        )
-        super().__init__(database, clock, ahead)
-        database.origin.on_fork(ahead.abandon)
-        coord.before_a_session_ends(ahead.give_back)
+        super().__init__(database, clock)
         self._coord = coord
-        self._reaper = Reaper(database, coord, clock, ahead.verdicts)
-        # Takes that were given up. None of them can be on its way, as there is no network. Another
-        # process may have those of a session that is lent, so they are noted in the file.
+        self._reaper = Reaper(database, coord, clock)
+        # Takes that were given up. None of them can be on its way, as there is no network. Those of
+        # a lent session are noted in the file, because another process may have the session.
         self._given_up: set[tuple[str, str]] = set()
         self._changes = changes
-        # Queues that had nothing for the last take: the next one looks before it writes.
+        # Queues that had nothing for the last take: the next take looks before it writes.
         self._found_empty: set[str] = set()
 
     # Taking
@@ -110,84 +112,34 @@ class SqliteQueues(QueueUpkeep):
             if due is None or due > 0:
                 self._require_session(holder.session)
                 return Taken([], due)
-        taken = self._take_aside(queue, wanted) if self._ahead else None
-        if taken is None:
-            taken = self._take_now(queue, wanted, unit)
-        if self._ahead.enabled:
-            self._ahead.habits.took(queue, count, most, self._clock.monotonic())
+        taken = self._take_now(queue, wanted, unit)
         if taken.items or taken.suspect:
             self._found_empty.discard(queue)
         else:
+            if len(self._found_empty) > _MOST_QUEUES:
+                self._found_empty.clear()
             self._found_empty.add(queue)
         return taken
 
-    def _take_aside(self, name: str, wanted: Wanted) -> Taken | None:
-        """Hand out what was set aside, if it is just what is wanted. See `ahead`."""
-        holder = wanted.holder
-        aside = self._ahead.find(name, holder.session, wanted.number, wanted.most)
-        if aside is None or self._is_outranked(aside):
-            return None
-        self._require_session(holder.session)
-        items = [self._delivery_aside(aside, row) for row in aside.rows]
-        if not self._ahead.lend(aside, holder):
-            return None
-        if wanted.lock_for is not None:
-            try:
-                self._extend(holder, [item.held for item in items], wanted.lock_for, synced=False)
-            except BaseException:
-                # They were not handed out.
-                self._ahead.note(aside)
-                raise
-        return Taken(items, None)
-
-    def _is_outranked(self, aside: Aside) -> bool:
-        now_ms = self._clock.wall_ms()
-        rung = self._database.control.counters((slot_of(aside.name),))
-        if aside.rung == rung and (aside.due_ms is None or aside.due_ms > now_ms):
-            return False
-        with self._database.reading() as connection:
-            return ahead.is_outranked(connection, aside.queue, aside.rows[0][0], now_ms)
-
-    def _delivery_aside(self, aside: Aside, row: tuple[Any, ...]) -> Delivery:
-        rank, item, deliveries, key, put_ms, error, body = row[:7]
-        if body is None:
-            with self._database.reading() as connection:
-                body = rows.load_body(connection, item, None)
-        return Delivery(
-            held=Held(aside.name, rows.number_of(item), deliveries),
-            body=body,
-            key=key,
-            priority=-rank,
-            put_ms=put_ms,
-            error=error,
-        )
-
-    def _give_back(self, asides: Sequence[Aside]) -> None:
-        """Give back what was set aside, for all processes."""
-        self._database.write(lambda turn: self._put_back(turn, asides), synced=False)
-
-    def _put_back(self, turn: Turn, asides: Sequence[Aside]) -> None:
-        for aside in asides:
-            ahead.put_back(turn.connection, aside)
-            turn.slots.add(slot_of(aside.name))
-
     def _take_now(self, name: str, wanted: Wanted, unit: str) -> Taken:
-        asides = self._ahead.withdraw(name)
+        if wanted.most != 1:
+            with suppress(_LastDelivery):
+                return self._take_in_turn(name, wanted, unit, synced=False)
+        return self._take_in_turn(name, wanted, unit, synced=True)
+
+    def _take_in_turn(self, name: str, wanted: Wanted, unit: str, *, synced: bool) -> Taken:
         session = wanted.holder.session
 
         def work(turn: Turn) -> Taken:
             self._require_session(session)
             if is_lent(session) and units.find(turn.connection, session, unit) is not None:
                 raise given_up(unit)
-            self._put_back(turn, asides)
-            return self._take(turn, name, wanted)
+            taken = self._take(turn, name, wanted)
+            if not synced and any(item.held.delivery == wanted.most for item in taken.items):
+                raise _LastDelivery
+            return taken
 
-        try:
-            return self._database.write(work)
-        except BaseException:
-            for aside in asides:
-                self._ahead.note(aside)
-            raise
+        return self._database.write(work, synced=synced)
 
     def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
         connection = turn.connection
@@ -227,13 +179,13 @@ class SqliteQueues(QueueUpkeep):
                 holds.bury(turn.connection, item.id, item.error or USED_UP, now_ms)
                 if item.lane is not None:
                     rows.settle(turn.connection, [(queue.id, item.lane)], now_ms)
-            # What was behind them may be another holder's.
+            # Another holder may be able to take the items behind them.
             turn.slots.add(slot_of(queue.info.name))
 
     def _candidates(
         self, connection: sqlite3.Connection, queue: QueueRow, wanted: Wanted, now_ms: int
     ) -> list[Candidate]:
-        """Fronts first, then what follows what the holder has or is about to have."""
+        """Fronts of lanes first, then the items behind those that the holder has or will have."""
         found = rows.ready_items(connection, queue.id, wanted.number)
         missing = wanted.number - len(found)
         if missing == 0:
@@ -249,7 +201,8 @@ class SqliteQueues(QueueUpkeep):
     def _glance(self, name: str, holder: Holder) -> float | None:
         """Seconds until a `take` may find something, 0 if it may now; None if that is not known.
 
-        It only reads: workers that wait must not line up for the writer to be told to wait.
+        It only reads: waiting workers must not queue for the writer only to learn that they have
+        to wait.
         """
         with self._database.reading() as connection:
             queue = rows.find_queue(connection, name)
@@ -267,113 +220,52 @@ class SqliteQueues(QueueUpkeep):
 
     def extend(self, holder: Holder, held: Sequence[Held], lock_for: float) -> None:
         validate_lock(lock_for)
-        self._extend(holder, list(dict.fromkeys(held)), lock_for, synced=True)
+        held = list(dict.fromkeys(held))
 
-    def _extend(
-        self, holder: Holder, held: Sequence[Held], lock_for: float, *, synced: bool
-    ) -> None:
         def work(turn: Turn) -> None:
             self._require_session(holder.session)
-            now, hands = self._clock.monotonic(), self._hands(holder)
+            now = self._clock.monotonic()
             for name, some in by_queue(held).items():
                 queue = rows.id_of(turn.connection, name)
                 if queue is None:
                     raise Fenced(f"queue {name!r} was deleted, and its items with it")
-                if holds.extend(turn.connection, queue, hands, some, now, now + lock_for):
+                if holds.extend(turn.connection, queue, holder, some, now, now + lock_for):
                     turn.slots.add(slot_of(name))
 
-        self._database.write(work, synced=synced)
-
-    def _hands(self, holder: Holder) -> Hands:
-        return Hands(holder.session, self._ahead.names(holder))
+        self._database.write(work, synced=False)
 
     # Committing
 
     def apply(self, change: QueueChange) -> list[int | None]:
         validate_change(change, LIMITS)
-        asides: list[Aside] = []
-        numbers = self._database.write(lambda turn: self.apply_in(turn, change, asides))
-        self.applied_all_of(change)
-        for aside in asides:
-            self._ahead.offer(aside)
-        return numbers
+        return self._database.write(lambda turn: self.apply_in(turn, change))
 
-    def applied_all_of(self, change: QueueChange) -> None:
-        """The change is committed."""
-        if change.remove:
-            self._ahead.done_with(change.holder, change.remove)
-            now = self._clock.monotonic()
-            for name in {held.queue for held in change.remove}:
-                self._ahead.habits.committed(name, now)
-
-    def apply_in(
-        self, turn: Turn, change: QueueChange, asides: list[Aside] | None = None
-    ) -> list[int | None]:
-        """`apply` inside the caller's write transaction.
-
-        Where `asides` go, the next items are set aside for a holder that takes in a loop.
-        """
+    def apply_in(self, turn: Turn, change: QueueChange) -> list[int | None]:
+        """`apply` inside the caller's write transaction."""
         now_ms = self._clock.wall_ms()
-        # What was held when the writer was got is held still: no other process could take it since,
-        # nor could its holder extend it, however long a handler's own statements have taken.
+        # An item that was held when this process got the writer is held still. Since then no other
+        # process could take it, nor could its holder extend it, however long a handler's own
+        # statements have taken.
         now = self._clock.monotonic() if turn.since is None else turn.since
         if change.remove:
             holder = change.holder
             self._require_session(holder.session)
-            hands = self._hands(holder)
             for name, held in sorted(by_queue(change.remove).items()):
-                queue = self._remove(turn, name, hands, held, now, now_ms)
-                wanted = self._ahead.habits.expected(name)
-                # What is set aside, and what was lent of it, only this process knows: a holder that
-                # may go on through another would lose it.
-                if asides is not None and wanted is not None and not is_lent(holder.session):
-                    self._reaper.now_and_then(turn, queue, now)
-                    asides += self._set_aside(turn, name, queue, holder.session, *wanted)
+                self._remove(turn, name, holder, held, now, now_ms)
         numbers = self._put(turn, change.put, now_ms) if change.put else []
         units.note(turn.connection, change)
         return numbers
 
-    def _set_aside(
-        self, turn: Turn, name: str, queue: int, session: str, count: int, most: int | None
-    ) -> list[Aside]:
-        """Hold the next items for the session, for a moment; as a list of one, or none."""
-        connection, now_ms = turn.connection, self._clock.wall_ms()
-        due_ms = rows.first_due_ms(connection, queue)
-        if due_ms is not None and due_ms <= now_ms:
-            rows.promote_due(connection, queue, now_ms)
-            due_ms = rows.first_due_ms(connection, queue)
-        mark, number = self._ahead.next_mark()
-        found = ahead.set_aside(connection, queue, session, mark, count, most, now_ms)
-        if not found:
-            return []
-        aside = Aside(
-            name=name,
-            queue=queue,
-            session=session,
-            mark=mark,
-            number=number,
-            asked=count,
-            most=most,
-            rows=found,
-            rung=self._database.control.counters((slot_of(name),)),
-            due_ms=due_ms,
-            until=self._clock.monotonic() + ahead.PATIENCE,
-        )
-        # Before the commit: nothing may be set aside that this process does not know of.
-        self._ahead.note(aside)
-        return [aside]
-
     def _remove(
-        self, turn: Turn, name: str, hands: Hands, held: Sequence[Held], now: float, now_ms: int
-    ) -> int:
+        self, turn: Turn, name: str, holder: Holder, held: Sequence[Held], now: float, now_ms: int
+    ) -> None:
         queue = rows.id_of(turn.connection, name)
         if queue is None:
             raise Fenced(f"queue {name!r} was deleted, and its items with it")
-        lanes = holds.remove_held(turn.connection, queue, hands, held, now)
+        lanes = holds.remove_held(turn.connection, queue, holder, held, now)
         if lanes:
             rows.settle(turn.connection, ((queue, lane) for lane in lanes), now_ms)
             turn.slots.add(slot_of(name))
-        return queue
 
     def _put(self, turn: Turn, items: Sequence[NewItem], now_ms: int) -> list[int | None]:
         numbers: list[int | None] = [None] * len(items)
@@ -390,7 +282,7 @@ class SqliteQueues(QueueUpkeep):
         return numbers
 
     def outcome(self, session: str, unit: str) -> Outcome:
-        """A commit whose sync failed is undone for good by the next one: so this one writes."""
+        """See `QueueStore`. It writes: the next commit undoes for good one whose sync failed."""
 
         def work(turn: Turn) -> Outcome:
             found = units.find(turn.connection, session, unit)
@@ -406,26 +298,25 @@ class SqliteQueues(QueueUpkeep):
         self._given_up.add((holder.session, unit))
         if is_lent(holder.session):
             self.outcome(holder.session, unit)
-        # A take whose sync failed is undone for good by the next commit.
+        # The next commit undoes for good a take whose sync failed.
         self._database.write(lambda turn: None)
         return held_in(self, queue, holder)
 
     def release(self, holder: Holder, releases: Sequence[Release]) -> None:
         validate_releases(releases)
         self._database.write(lambda turn: self._release(turn, holder, releases))
-        self._ahead.done_with(holder, [release.held for release in releases])
 
     def _release(self, turn: Turn, holder: Holder, releases: Sequence[Release]) -> None:
         if not self._coord.is_alive(holder.session):
             return
-        connection, hands = turn.connection, self._hands(holder)
+        connection = turn.connection
         now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
         lanes: set[rows.Lane] = set()
         for release in releases:
             queue = rows.find_queue(connection, release.held.queue)
             if queue is None:
                 continue
-            found = holds.find_held(connection, queue.id, hands, release.held, now)
+            found = holds.find_held(connection, queue.id, holder, release.held, now)
             if found is None:
                 continue
             if release.dead:
@@ -456,4 +347,3 @@ class SqliteQueues(QueueUpkeep):
 
     def close(self) -> None:
         self._found_empty.clear()
-        self._ahead.close()

@@ -1,4 +1,4 @@
-"""Which units were committed, for those who did not hear the answer, and which were given up."""
+"""Which units were committed, for callers that lost the answer, and which were given up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DONE, _NEVER = 0, 1
 
 
 def note(connection: sqlite3.Connection, change: QueueChange) -> None:
-    """Note a unit beside what it did, and forget those that its committer knows of."""
+    """Note a unit in its own commit, and forget the units whose outcome its committer knows."""
     session = change.holder.session
     for some in in_chunks(change.forget):
         marks = ",".join("?" * len(some))
@@ -41,7 +41,7 @@ def find(connection: sqlite3.Connection, session: str, unit: str) -> Outcome | N
 
 
 def give_up(connection: sqlite3.Connection, session: str, unit: str) -> None:
-    """From now on the unit is refused."""
+    """Refuse the unit from now on."""
     connection.execute("INSERT INTO pxrs_queue_units VALUES (?, ?, ?)", (session, unit, _NEVER))
 
 
@@ -57,7 +57,7 @@ def seen_to_end(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def note_ended(connection: sqlite3.Connection, sessions: Sequence[str], age: int) -> None:
-    """They are over; who has seen that before was earlier."""
+    """Note that these sessions are over; an earlier note of another process stays."""
     connection.executemany(
         "INSERT OR IGNORE INTO pxrs_queue_ended VALUES (?, ?)",
         [(session, age) for session in sessions],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.core import kv
-from pxrs.core.kv import Change, KeyBatch, Lane, Written
+from pxrs.core.kv import Change, KeyBatch, Writer, Written
 from pxrs.errors import AlreadyExists, OutcomeUnknown, PxrsError, VersionMismatch
 from pxrs.kv.store import Attempt, KeyValues
 from pxrs.stores.memory.stores import MemoryStores
@@ -58,7 +58,7 @@ class Nodes:
 
 
 def put(number: int, *changes: Change, again: bool = False) -> KeyBatch:
-    return KeyBatch(changes, Lane("client.0", number, again))
+    return KeyBatch(changes, Writer("client.0", number, again))
 
 
 def test_a_batch_that_waits_beside_itself_is_written_once() -> None:
@@ -70,7 +70,7 @@ def test_a_batch_that_waits_beside_itself_is_written_once() -> None:
     first, again = node._do_all([put(1, created, blind), put(1, created, blind, again=True)])
     assert first == again == [Written(Version(1, 1)), Written(Version(1, 1))]
     assert nodes.values == {b"blind": (b"1", Version(1, 1)), b"created": (b"1", Version(1, 1))}
-    # So does the next one of the lane, of which the earlier copies may come later.
+    # So does the next one of the writer, of which the earlier copies may come later.
     second = put(2, Change(b"created", b"2"))
     behind, after = node._do_all([second, put(1, created, blind, again=True)])
     assert behind == [Written(Version(1, 2))]
@@ -143,23 +143,23 @@ def test_several_clients_share_a_commit() -> None:
     nodes = Nodes()
     batches = [
         KeyBatch(
-            [Change(b"%d-%d" % (client, key), b"x") for key in range(3)], Lane(f"c{client}", 1)
+            [Change(b"%d-%d" % (client, key), b"x") for key in range(3)], Writer(f"c{client}", 1)
         )
         for client in range(4)
     ]
     answers = nodes.nodes[0]._do_all(batches)
     assert all(len(each) == 3 for each in answers if isinstance(each, list))
     assert len(nodes.values) == 12
-    assert len(nodes.coord.list(kv.LANES)) == 4
+    assert len(nodes.coord.list(kv.WRITERS)) == 4
 
 
-def test_lanes_that_nobody_uses_are_removed() -> None:
+def test_writers_that_wrote_nothing_for_long_are_removed() -> None:
     nodes = Nodes()
     nodes.send(put(1, Change(b"a", b"1")))
     for minute in range(80):
         nodes.clock.advance(60)
         nodes.nodes[0].put("tick", f"{minute}")
-    assert nodes.coord.list(kv.LANES) == []
+    assert nodes.coord.list(kv.WRITERS) == []
 
 
 _changes = st.builds(

@@ -1,0 +1,111 @@
+"""A member of DMQ's existing client that comes to another node, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pxrs import aio
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.server.groups.host import Context
+from pxrs.server.groups.service import GroupRules, GroupService
+from pxrs.server.metrics import Metrics
+from pxrs.server.node_session import NodeSession
+from pxrs.server.rest.dmq_wire import NOTICE, DmqWire, GroupReply, Heartbeat, Join, WireMember
+
+pytestmark = pytest.mark.engine("memory")
+
+GROUP = "G_orders_app"
+# Nothing is given up for having waited, only for having been asked.
+LONG = 3600.0
+
+
+class WireNode:
+    """What a node has for such members."""
+
+    def __init__(self, px: aio.Pxrs, name: str, notice: float) -> None:
+        coord, topics = px._blocking.stores.coord, px._blocking.topics
+        self.session = NodeSession(coord, 10.0)
+        cluster: Any = SimpleNamespace(leader_of=lambda group: None)
+        context = Context(coord, topics, SYSTEM_CLOCK, self.session, name)
+        rules = GroupRules(debounce=0.01, revoke_timeout=LONG)
+        self.groups = GroupService(px, context, cluster, Metrics(SYSTEM_CLOCK), rules)
+        nothing: Any = None
+        self.wire = DmqWire(
+            px, nothing, self.groups, SYSTEM_CLOCK, cluster, LONG, 0.0, notice, nothing
+        )
+
+    async def join(self, name: str) -> GroupReply:
+        return await self.wire.join(call(Join(name, GROUP)))
+
+    async def beat(self, name: str) -> GroupReply:
+        return await self.wire.heartbeat(call(Heartbeat(name, GROUP)))
+
+    async def until_stable(self, name: str) -> GroupReply:
+        while True:
+            reply = await self.beat(name)
+            if reply.rebalance_state == "STABLE":
+                return reply
+            await asyncio.sleep(0)
+
+    async def die(self) -> None:
+        await self.groups.close()
+        await asyncio.to_thread(self.session.close)
+
+
+def call(body: object) -> Any:
+    return SimpleNamespace(body=body, identity=None)
+
+
+def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
+    async def walk() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", partitions=2)
+            first, second = WireNode(px, "node:1", LONG), WireNode(px, "node:2", 0.0)
+            await first.groups.find_or_create("orders", "app")
+            await first.join("a")
+            while (await first.beat("a")).assigned_partitions != [0, 1]:
+                await asyncio.sleep(0)
+            # It goes to the other node while this one is frozen, and comes back when that dies.
+            joining = second.groups._host(GROUP).join("a", ("orders",), "dmq:a", LONG)
+            await asyncio.wrap_future(joining)
+            while first.groups.holds(GROUP, "a"):
+                await asyncio.sleep(0)
+            await second.die()
+            back = await first.beat("a")
+            assert back.rebalance_state == "PREPARING_REBALANCE"
+            held = first.groups._hosts[GROUP]._members["a"]
+            assert held.client == "dmq:a"
+            while not held.settled:
+                await asyncio.sleep(0)
+            # Another joins. The partition stays until the notice is over, whatever it asks.
+            await first.join("b")
+            while not held.held.is_leaving:
+                await asyncio.sleep(0)
+            for _ in range(3):
+                assert (await first.beat("a")).rebalance_state == "PREPARING_REBALANCE"
+            due = held.held.release_due()
+            assert due is not None
+            assert due > SYSTEM_CLOCK.monotonic() + LONG / 2
+            assert len(held.held.parts) == 2
+            await first.die()
+
+    asyncio.run(walk())
+
+
+def test_a_heartbeat_that_is_late_is_told_to_prepare() -> None:
+    """The client does not look at answers to its commits: the first one may have gone there."""
+    member = WireMember(NOTICE)
+    assert member.reply((0, 1), True, 1, 0.0).rebalance_state == "STABLE"
+    commit = member.reply((0,), True, 2, 10.0)
+    late = member.reply((0,), True, 2, 10.0 + NOTICE + 0.1)
+    assert (commit.rebalance_state, late.rebalance_state) == ("PREPARING_REBALANCE",) * 2
+    after = member.reply((0,), True, 2, 10.0 + NOTICE + 3.1)
+    assert (after.rebalance_state, after.assigned_partitions) == ("STABLE", [0])
+    # Many requests in a short time do not end the wait either.
+    early = [member.reply((0, 1), True, 3, 20.0 + at).rebalance_state for at in (0, 1, 2, 3)]
+    assert set(early) == {"PREPARING_REBALANCE"}
+    assert member.reply((0, 1), True, 3, 20.0 + NOTICE).rebalance_state == "STABLE"
