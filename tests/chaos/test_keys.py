@@ -76,7 +76,8 @@ MUTANTS = [
     Mutant(broken_keys.forgets_idempotency_keys, World.go_on, (TWICE,)),
     Mutant(broken_keys.answers_before_it_commits, World.go_on, (NO_ORDER,)),
     Mutant(broken_keys.begins_to_count_again, World.freeze, (NOT_RISING,)),
-    Mutant(broken_keys.forgets_writers, World.go_on, (TWICE,)),
+    # What is done twice, and was overwritten in between, may only show as an order that can't be.
+    Mutant(broken_keys.forgets_writers, World.go_on, (TWICE, NO_ORDER)),
 ]
 
 

@@ -52,6 +52,23 @@ def test_sessions_of_a_frozen_server_say_farewell_in_one_time_for_all(
     assert len(waits.until) == 1
 
 
+def test_sessions_whose_server_is_given_up_have_no_time_of_their_own(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kazoo gives up a server that is silent for two thirds of a session: no answer to anything."""
+    zookeeper = new_engine("zookeeper")
+    coord = ZooKeeperCoord(zookeeper_settings(parse_url(f"{zookeeper.url}/x?timeout=30")))
+    sessions = [coord.session(1.0) for _ in range(3)]
+    waits = Waits(monkeypatch)
+    zookeeper.nodes[0].freeze()
+    for session in sessions:
+        session.close()
+    assert len(waits.left) >= len(sessions)
+    assert len(waits.until) == 1
+    zookeeper.nodes[0].thaw()
+    coord.close()
+
+
 def test_holds_of_a_frozen_server_do_too(
     new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import compress
 from typing import Any, TypeVar
 
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.handlers.utils import fileobj_to_fd
 from kazoo.retry import KazooRetry
@@ -85,6 +85,8 @@ class Link:
         self.farewell = farewell
         self._closed = threading.Event()
         self._stopping: threading.Thread | None = None
+        # Whether kazoo has given the server up, instead of hearing from it that the session ended.
+        self._gave_up = False
         self._lock = threading.Lock()
         self.origin = Origin()
         self._handler = Handler(None if settings.tls is None else _context(settings.tls))
@@ -199,19 +201,24 @@ class Link:
             return
         stopping, left = self._stop_in_background(), self.farewell.left()
         stopping.join(left)
-        # One that nobody waited for may have ended because kazoo gave its server up.
-        if left and not stopping.is_alive():
+        if not stopping.is_alive() and not self._gave_up:
             self.farewell.closed()
 
     def _stop_in_background(self) -> threading.Thread:
         self._closed.set()
         with self._lock:
             if self._stopping is None:
+                self.client.add_listener(self._note_state)
+                self._gave_up = not self.client.connected
                 self._stopping = threading.Thread(
                     target=self._stop, name="pxrs-zookeeper-stop", daemon=True
                 )
                 self._stopping.start()
             return self._stopping
+
+    def _note_state(self, state: Any) -> None:
+        if state == KazooState.SUSPENDED:
+            self._gave_up = True
 
     def _stop(self) -> None:
         self.client.stop()
