@@ -1,6 +1,7 @@
 """One engine of a kind for several processes: test workers ask the process that started them.
 
-Whoever hosts starts an engine when it is asked for the first time, and all of them die with it.
+A name such as `mariadb/sources` is an engine of that kind set apart from the other ones. Whoever
+hosts starts an engine when it is asked for the first time, and all of them die with it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Host:
         name = connection.recv()
         try:
             if name not in self._started:
-                self._started[name] = engines.start(name)
+                # One that is set apart has another name behind its kind: mariadb/sources.
+                self._started[name] = engines.start(name.partition("/")[0])
             connection.send((True, self._started[name].url))
         except Exception as error:  # noqa: BLE001 - told to whoever asked
             kind = "" if isinstance(error, engines.Missing) else f"{type(error).__name__}: "

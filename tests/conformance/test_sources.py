@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from pxrs.testing.conformance import SourceRule, source_checks
+from support.engine_fixtures import mariadb_database
 from support.source_lab import (
     MockKafka,
     json_lines_lab,
@@ -38,8 +39,8 @@ def test_a_table_in_postgres(check: SourceRule, postgres_of_many: str) -> None:
 
 @CHECKS
 @pytest.mark.engine("mariadb")
-def test_a_table_in_mariadb(check: SourceRule, mariadb_url: str) -> None:
-    with closing(mariadb_lab(mariadb_url)) as lab:
+def test_a_table_in_mariadb(check: SourceRule) -> None:
+    with mariadb_database("mariadb/sources") as url, closing(mariadb_lab(url)) as lab:
         check(lab)
 
 

@@ -786,8 +786,8 @@ def test_rights_are_those_of_now(site: Site) -> None:
     with pytest.raises(PermissionDenied):
         client.log.fetch(where, 0, 100)
     assert client.log.fetch(site.part("open"), 0, 100)
-    # The stream that the watch was armed on is over, and the new one has refused to arm it. It wakes
-    # for both: its owner may have missed something.
+    # The stream that the watch was armed on is over, and the new one has refused to arm it. It
+    # wakes for both: its owner may have missed something.
     until(lambda: not client._link._hands_over)
     armed.wait(0)
     site.stores.log.append([Append(where, batch())])

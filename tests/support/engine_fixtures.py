@@ -159,17 +159,25 @@ def mariadb_url() -> Iterator[str]:
 
 
 @contextmanager
-def mariadb_database() -> Iterator[str]:
-    """An empty database of the shared MariaDB, for as long as the block lasts."""
+def mariadb_database(server: str = "mariadb") -> Iterator[str]:
+    """An empty database of a shared MariaDB, for as long as the block lasts.
+
+    It can't be dropped while a transaction has used it: a test that leaves one open fails.
+    """
     import sqlalchemy
 
-    server = server_url("mariadb")
+    url = server_url(server)
     name = f"t_{secrets.token_hex(6)}"
-    engine = sqlalchemy.create_engine(server, poolclass=sqlalchemy.NullPool)
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     with engine.connect() as connection:
         connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
-    yield server.rpartition("/")[0] + f"/{name}"
+    yield url.rpartition("/")[0] + f"/{name}"
     with engine.connect() as connection:
+        # pytest shows it if the test has failed: rows of tables wait for all who write.
+        for statement in ("SHOW FULL PROCESSLIST", "SHOW ENGINE INNODB STATUS"):
+            for row in connection.execute(sqlalchemy.text(statement)):
+                print(*row)
+        connection.execute(sqlalchemy.text("SET lock_wait_timeout = 10"))
         connection.execute(sqlalchemy.text(f"DROP DATABASE {name}"))
 
 
