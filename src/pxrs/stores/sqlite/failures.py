@@ -75,7 +75,10 @@ def translate(error: Exception, path: str) -> PxrsError:
             f"{path} can't be opened ({error}); its folder must exist and be writable"
         )
     if code == _IOERR:
-        return StoreUnavailable(f"the disk failed under {path} ({error})")
+        # SQLite tells a full disk apart, but not a quota that is used up.
+        return StoreUnavailable(
+            f"the disk failed under {path} ({error}), or its user's quota is used up"
+        )
     return StoreError(f"SQLite refused a statement on {path}: {error}")
 
 
