@@ -109,3 +109,20 @@ def test_a_heartbeat_that_is_late_is_told_to_prepare() -> None:
     early = [member.reply((0, 1), True, 3, 20.0 + at).rebalance_state for at in (0, 1, 2, 3)]
     assert set(early) == {"PREPARING_REBALANCE"}
     assert member.reply((0, 1), True, 3, 20.0 + NOTICE).rebalance_state == "STABLE"
+
+
+@pytest.mark.parametrize("had", [(), (0,)], ids=["it had none", "it had one"])
+def test_a_member_that_waits_for_partitions_takes_them_at_once(had: tuple[int, ...]) -> None:
+    """A dead member has them until its session ends, and the client gives up ten seconds later."""
+    member = WireMember(NOTICE)
+    assert member.reply(had, True, 1, 0.0).rebalance_state == "STABLE"
+    now = 0.0
+    while (none := member.reply((), True, 2, now)).rebalance_state != "STABLE":
+        now += 1.0
+    assert none.assigned_partitions == []
+    assert member.reply((), True, 2, now + 1.0).rebalance_state == "STABLE"
+    assert member.reply((), False, 3, now + 2.0).rebalance_state == "PREPARING_REBALANCE"
+    got = member.reply((0,), True, 3, now + 2.1)
+    assert (got.rebalance_state, got.assigned_partitions) == ("STABLE", [0])
+    # What it has now it gives up with notice again.
+    assert member.reply((1,), True, 4, now + 3.0).rebalance_state == "PREPARING_REBALANCE"

@@ -215,6 +215,9 @@ class WireMember:
     first one went to a commit, a heartbeat that is late may bring the next request only after that
     time. The offsets that it reports were fetched, not handled: they count one heartbeat later.
 
+    A client that waits for a set takes it at once. One that subscribes gives up after ten seconds,
+    which a dead member's session and a needless notice would use up.
+
     `has_set`: it was stable already when it came here, with a set that this node does not know.
     """
 
@@ -241,7 +244,9 @@ class WireMember:
             and now - self._preparing_since >= self._notice
         )
         if settled and (told or (self._shown is None and not self._has_set)):
-            self._shown, self._preparing_since = owned, None
+            # Without a set it waits for one, and takes the first that it is told of.
+            self._shown, self._preparing_since = owned or None, None
+            self._has_set = False
             return _reply("STABLE", owned, generation)
         if self._preparing_since is None:
             self._preparing_since, self._prepared = now, 0
@@ -485,9 +490,9 @@ class DmqWire:
             self._warned.clear()
         self._warned[where] = error.end
         _LOG.warning(
-            "a client reads topic %r, partition %d, from offset %d, but it ends at %d: messages "
-            "were lost, or the topic was made again; the client will pass over what comes up to "
-            "there, so start it anew",
+            "a client reads topic %r, partition %d, from offset %d, but it ends at %d: the client "
+            "was told a wrong offset, messages were lost, or the topic was made again; it will "
+            "pass over what comes up to there, so start it anew",
             *where, error.offset, error.end,
         )  # fmt: skip
 
