@@ -105,6 +105,8 @@ def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
             assert child.read() == "ready"
             while try_lock(queue):
                 unlock(queue)
+                # It looks every 2 ms, and after a second of bad luck goes on without this lock.
+                threading.Event().wait(0.01)
             child.freeze()
         stores.coord.commit((), (Put("second", b""),))
         began = time.monotonic()
