@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -31,13 +32,20 @@ from support.child import PATIENCE, forker
 
 # How long a client that polls lets the node work before it asks again.
 _LOOK = 0.01
+# How long it polls: longer than any request of it waits, and than any member may be silent.
+_LOOKS = 2 * PATIENCE
 
 
-def looks() -> Iterator[None]:
-    """Polls of a client, for ever, with a moment between two: who asks without end works most."""
-    while True:
+def looks(patience: float = _LOOKS) -> Iterator[None]:
+    """Polls of a client, with a moment between two: who asks without end works most.
+
+    Fails when that what it polls for has not come within its patience.
+    """
+    ends = monotonic() + patience
+    while monotonic() < ends:
         yield
         threading.Event().wait(_LOOK)
+    raise AssertionError(f"what was polled for has not come within {patience:g} s")
 
 
 def free_port() -> int:
@@ -348,10 +356,13 @@ def run_with_clock(words: list[str], clock_off: float) -> None:
 
 
 def wait_for_slots(
-    client: Client, names: set[str], headers: dict[str, str] | None = None
+    client: Client,
+    names: set[str],
+    headers: dict[str, str] | None = None,
+    patience: float = _LOOKS,
 ) -> dict[str, object]:
     """The cluster view once exactly these nodes share all slots."""
-    for _ in looks():
+    for _ in looks(patience):
         view: dict[str, object] = client("GET", "/v1/cluster", None, headers).json
         if set(view["slots"]) == names:  # type: ignore[call-overload]
             break
