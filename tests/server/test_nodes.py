@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from support.node import Client, NodeProcess, looks, wait_for_slots
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
 
-pytestmark = [pytest.mark.engine("sqlite"), pytest.mark.long]
+pytestmark = pytest.mark.long
+
+ON_SQLITE = pytest.mark.engine("sqlite")
+# How long others would wait for a node whose death they can't see, and a time far below it.
+LONG = 120
+SOON = 20.0
 
 
 @pytest.fixture
@@ -29,6 +35,7 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
             node.kill()
 
 
+@ON_SQLITE
 def test_slots_are_shared_and_move(nodes: list[NodeProcess], tmp_path: Path) -> None:
     clients = [node.client() for node in nodes]
     views = [wait_for_slots(client, {"node-0", "node-1", "node-2"}) for client in clients]
@@ -54,6 +61,32 @@ def test_slots_are_shared_and_move(nodes: list[NodeProcess], tmp_path: Path) -> 
         client.close()
 
 
+@pytest.fixture(
+    params=[pytest.param(it, marks=pytest.mark.engine(it)) for it in ("sqlite", "postgres")]
+)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that sees at once that a process of this host has died."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"sqlite:///{tmp_path}/shared.db"
+
+
+def test_the_death_of_a_node_is_seen_long_before_its_session_would_end(store: str) -> None:
+    nodes = [NodeProcess(store, "--node-id", f"node-{n}", session_ttl=LONG) for n in range(3)]
+    try:
+        with closing(nodes[2].client()) as client:
+            wait_for_slots(client, {"node-0", "node-1", "node-2"})
+            for number in range(2):
+                left = {f"node-{n}" for n in range(number + 1, 3)}
+                nodes[number].kill()
+                view = wait_for_slots(client, left, patience=SOON)
+                assert {node["name"] for node in view["nodes"]} == left  # type: ignore[attr-defined]
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@ON_SQLITE
 def test_members_are_served_by_any_node_and_outlive_theirs(nodes: list[NodeProcess]) -> None:
     clients = {str(node.endpoint): node.client() for node in nodes}
     any_client = next(iter(clients.values()))
@@ -80,7 +113,10 @@ def test_members_are_served_by_any_node_and_outlive_theirs(nodes: list[NodeProce
     dead.kill()
     # In flight they see errors that may be tried again, at most.
     for member in members:
-        while (answer := beat(others[1], group["groupId"], member)).status != 200:
+        for _ in looks():
+            answer = beat(others[1], group["groupId"], member)
+            if answer.status == 200:
+                break
             assert answer.status == 503, answer.body
             assert answer.json["retryable"]
         assert answer.json["generation"] == generation
@@ -89,6 +125,7 @@ def test_members_are_served_by_any_node_and_outlive_theirs(nodes: list[NodeProce
         client.close()
 
 
+@ON_SQLITE
 def test_requests_in_flight_are_answered_when_a_node_is_told_to_stop(tmp_path: Path) -> None:
     """A poll that waits and a request whose body is still to come, over SIGTERM."""
     node = NodeProcess(f"sqlite:///{tmp_path}/served.db")
