@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 
@@ -10,20 +11,70 @@ from support.node import Client, LocalNode, looks
 
 TOPICS = "/api/v1/metadata/topics"
 GROUP = "/api/v1/consumer-groups"
+GROUPS = "/api/v1/metadata/consumer-groups"
+# The fields of each answer: the client's reader knows no others, and refuses an answer with more.
+TOPIC_FIELDS = {
+    "topicName", "partitionCount", "replicationFactor", "createdAt", "config", "partitions",
+}  # fmt: skip
+CONFIG_FIELDS = {
+    "retentionMs", "retentionBytes", "segmentBytes", "compressionType", "minInsyncReplicas",
+}  # fmt: skip
+PARTITION_FIELDS = {
+    "topicName", "partitionId", "leader", "replicas", "isr", "startOffset", "endOffset",
+}  # fmt: skip
+NODE_FIELDS = {"brokerId", "host", "port", "status"}
+GROUP_FIELDS = {
+    "groupId", "topic", "appId", "groupLeaderBrokerId", "groupLeaderUrl", "createdAt",
+    "lastModifiedAt",
+}  # fmt: skip
+PRODUCED_FIELDS = {
+    "topic", "partition", "results", "throttleTimeMs", "errorMessage", "errorCode", "success",
+}  # fmt: skip
+RESULT_FIELDS = {"offset", "timestamp", "errorCode", "errorMessage"}
+CONSUMED_FIELDS = {"messages", "highWaterMark", "errorMessage", "success"}
+MESSAGE_FIELDS = {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
 SIX = {
     "success", "errorCode", "errorMessage", "assignedPartitions", "rebalanceState", "generation",
 }  # fmt: skip
+STATES = {"STABLE", "PREPARING_REBALANCE", "IN_REBALANCE", "AWAITING_SYNC"}
 
 
 @pytest.fixture
 def orders(client: Client) -> Client:
+    create_topic(client, "orders")
+    return client
+
+
+def create_topic(client: Client, name: str) -> None:
     wanted = {
-        "topicName": "orders", "partitionCount": 4, "replicationFactor": 1, "retentionMs": None,
+        "topicName": name, "partitionCount": 4, "replicationFactor": 1, "retentionMs": None,
         "retentionBytes": None, "segmentBytes": None, "compressionType": None,
         "minInsyncReplicas": None,
     }  # fmt: skip
     assert client.post(TOPICS, wanted).status in (200, 201)
-    return client
+
+
+def describe_topic(client: Client, name: str = "orders") -> dict[str, Any]:
+    """The metadata of a topic, which the client can read."""
+    answer = client.get(f"{TOPICS}/{name}")
+    assert answer.status == 200, answer.body
+    about: dict[str, Any] = answer.json
+    assert about.keys() == TOPIC_FIELDS
+    assert about["config"].keys() == CONFIG_FIELDS
+    for partition in about["partitions"]:
+        assert partition.keys() == PARTITION_FIELDS
+        for node in (partition["leader"], *partition["replicas"], *partition["isr"]):
+            assert node.keys() == NODE_FIELDS
+            assert node["status"] == "ONLINE"
+    assert [each["partitionId"] for each in about["partitions"]] == list(range(4))
+    return about
+
+
+def readable_group(found: dict[str, Any]) -> dict[str, Any]:
+    """The group, once it is sure that the client can read it."""
+    assert found.keys() == GROUP_FIELDS
+    assert "://" not in found["groupLeaderUrl"]
+    return found
 
 
 def produce(client: Client, partition: int, *values: str) -> None:
@@ -34,18 +85,27 @@ def produce(client: Client, partition: int, *values: str) -> None:
     }  # fmt: skip
     answer = client.post("/api/v1/storage/messages", body).json
     assert answer["success"], answer
+    assert answer.keys() == PRODUCED_FIELDS
     assert len(answer["results"]) == len(values)
+    assert all(each.keys() == RESULT_FIELDS for each in answer["results"])
 
 
 def consume(client: Client, partition: int, offset: int) -> list[str]:
+    return [base64.b64decode(it["value"]).decode() for it in consumed(client, partition, offset)]
+
+
+def consumed(client: Client, partition: int, offset: int) -> list[dict[str, Any]]:
+    """The messages of a partition as the client gets them."""
     body = {
         "topic": "orders", "partition": partition, "offset": offset, "maxMessages": 100,
         "consumerGroup": None, "maxWaitMs": None, "minBytes": None, "maxBytes": None,
     }  # fmt: skip
     answer = client.post("/api/v1/storage/consume", body).json
-    assert answer.keys() == {"messages", "highWaterMark", "errorMessage", "success"}
+    assert answer.keys() == CONSUMED_FIELDS
     assert answer["success"]
-    return [base64.b64decode(each["value"]).decode() for each in answer["messages"]]
+    messages: list[dict[str, Any]] = answer["messages"]
+    assert all(each.keys() == MESSAGE_FIELDS for each in messages)
+    return messages
 
 
 class JavaMember:
@@ -54,20 +114,15 @@ class JavaMember:
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = name
-        found = client.post(
-            "/api/v1/metadata/consumer-groups/find-or-create", {"topic": "orders", "appId": "app"}
-        ).json
-        assert found.keys() == {
-            "groupId", "topic", "appId", "groupLeaderBrokerId", "groupLeaderUrl", "createdAt",
-            "lastModifiedAt",
-        }  # fmt: skip
-        assert "://" not in found["groupLeaderUrl"]
-        self.group = found["groupId"]
+        found = client.post(f"{GROUPS}/find-or-create", {"topic": "orders", "appId": "app"})
+        assert found.status == 200, found.body
+        self.group = readable_group(found.json)["groupId"]
         body = {"topic": "orders", "appId": "app", "offsetState": {}}
         joined = client.post(f"{GROUP}/join", body | self._who).json
         assert joined.keys() == SIX
         assert joined["success"], joined
         self.stable = False
+        self.generation = 0
         self.partitions: list[int] = []
         self.offsets: dict[str, int] = {}
 
@@ -76,10 +131,18 @@ class JavaMember:
         return {"consumerId": self.name, "groupId": self.group}
 
     def beat(self) -> str:
-        answer = self._client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets}).json
+        told = self._client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets})
+        if told.status == 503:
+            # The client logs it, and goes on with what it had.
+            assert told.json["retryable"]
+            return ""
+        assert told.status == 200, told.body
+        answer = told.json
         assert answer.keys() == SIX
         assert answer["success"], answer
         state: str = answer["rebalanceState"]
+        assert state in STATES
+        self.generation = answer["generation"]
         if state != "STABLE":
             self.stable = False
         elif not self.stable and answer["assignedPartitions"]:
@@ -107,11 +170,7 @@ def settle(*members: JavaMember) -> None:
 
 def test_metadata(orders: Client, node: LocalNode) -> None:
     assert orders.get(TOPICS).json == ["orders"]
-    about = orders.get(f"{TOPICS}/orders").json
-    assert about.keys() == {
-        "topicName", "partitionCount", "replicationFactor", "createdAt", "config", "partitions",
-    }  # fmt: skip
-    leader = about["partitions"][0]["leader"]
+    leader = describe_topic(orders)["partitions"][0]["leader"]
     assert (leader["host"], leader["port"]) == tuple(node.endpoint)
     controller = orders.get("/api/v1/metadata/controller").json
     assert controller["controllerUrl"] == f"http://{node.endpoint}"
@@ -137,8 +196,38 @@ def test_produce_and_consume(orders: Client, caplog: pytest.LogCaptureFixture) -
         {"topic": "none", "partition": 0, "messages": [{"key": None, "value": "YQ=="}]},
     )
     assert refused.status == 200
+    assert refused.json.keys() == PRODUCED_FIELDS
     assert refused.json["errorCode"] == "UNKNOWN_TOPIC_OR_PARTITION"
-    assert refused.json["results"]
+    (result,) = refused.json["results"]
+    assert result.keys() == RESULT_FIELDS
+    asked = {"topic": "none", "partition": 0, "offset": 0, "maxMessages": 1}
+    unread = orders.post("/api/v1/storage/consume", asked)
+    assert unread.status == 200
+    assert unread.json.keys() == CONSUMED_FIELDS
+    assert (unread.json["success"], unread.json["messages"]) == (False, [])
+
+
+def test_messages_of_others(orders: Client) -> None:
+    """Headers stand in a field of their own, and what a message has not is null."""
+    messages = [
+        {"partition": 0, "value": "a", "key": "k", "headers": [["kind", "new"]]},
+        {"partition": 0, "value": None},
+    ]
+    assert orders.post("/v1/topics/orders/messages", {"messages": messages}).status == 200
+    first, second = consumed(orders, 0, 0)
+    assert first["headers"] == {"headers": {"kind": "new"}}
+    assert isinstance(first["timestamp"], int)
+    assert {name: second[name] for name in ("key", "value", "headers")} == {
+        "key": None, "value": None, "headers": None,
+    }  # fmt: skip
+
+
+def test_groups(orders: Client) -> None:
+    group = JavaMember(orders, "dmq-consumer-1").group
+    (listed,) = orders.get(GROUPS).json
+    assert readable_group(listed) == readable_group(orders.get(f"{GROUPS}/{group}").json)
+    assert listed["groupId"] == group == "G_orders_app"
+    assert orders.get(f"{GROUPS}/G_orders_none").status == 404
 
 
 def test_a_group_from_join_to_silence(url: str) -> None:
@@ -179,4 +268,6 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
     body = {"consumerId": "a", "groupId": "G_no_group", "offsets": {}}
     unknown = orders.post(f"{GROUP}/heartbeat", body)
     assert unknown.status == 200
+    assert unknown.json.keys() == SIX
+    assert unknown.json["rebalanceState"] in STATES
     assert (unknown.json["success"], unknown.json["errorCode"]) == (False, "REBALANCE_IN_PROGRESS")
