@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +21,13 @@ def client(node: LocalNode) -> Iterator[Client]:
     client = node.client()
     yield client
     client.close()
+
+
+@pytest.fixture(
+    params=[pytest.param(it, marks=pytest.mark.engine(it)) for it in ("sqlite", "postgres")]
+)
+def hosts_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store for the processes of one host, which sees at once that one of them has died."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return f"sqlite:///{tmp_path}/shared.db"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from support.node import Client, LocalNode, looks
+import pxrs
+from support.node import Client, LocalNode, NodeProcess, looks, wait_for_slots
 
 TOPICS = "/api/v1/metadata/topics"
 GROUP = "/api/v1/consumer-groups"
@@ -112,7 +115,7 @@ class JavaMember:
     """A group consumer: joins, sends heartbeats, follows the states as the client does."""
 
     def __init__(self, client: Client, name: str) -> None:
-        self._client = client
+        self.client = client
         self.name = name
         found = client.post(f"{GROUPS}/find-or-create", {"topic": "orders", "appId": "app"})
         assert found.status == 200, found.body
@@ -131,7 +134,7 @@ class JavaMember:
         return {"consumerId": self.name, "groupId": self.group}
 
     def beat(self) -> str:
-        told = self._client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets})
+        told = self.client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets})
         if told.status == 503:
             # The client logs it, and goes on with what it had.
             assert told.json["retryable"]
@@ -149,11 +152,12 @@ class JavaMember:
             self.stable, self.partitions = True, answer["assignedPartitions"]
         return state
 
-    def poll(self) -> list[str]:
+    def poll(self, through: Client | None = None) -> list[str]:
+        """What is new in its partitions; any node has it."""
         found = []
         for partition in self.partitions if self.stable else ():
             at = self.offsets.get(str(partition), 0)
-            values = consume(self._client, partition, at)
+            values = consume(through or self.client, partition, at)
             self.offsets[str(partition)] = at + len(values)
             found += values
         return found
@@ -271,3 +275,137 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
     assert unknown.json.keys() == SIX
     assert unknown.json["rebalanceState"] in STATES
     assert (unknown.json["success"], unknown.json["errorCode"]) == (False, "REBALANCE_IN_PROGRESS")
+
+
+# How long a member may be silent, and others would wait for a node: longer than the test takes.
+LONG = 120
+
+
+@pytest.fixture
+def nodes(hosts_store: str) -> Iterator[list[NodeProcess]]:
+    nodes = [
+        NodeProcess(
+            hosts_store, "--node-id", f"node-{number}", session_ttl=LONG, session_timeout=LONG
+        )
+        for number in range(3)
+    ]
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+@pytest.fixture
+def clients(nodes: list[NodeProcess]) -> Iterator[dict[str, Client]]:
+    """A connection to each node by its address, once the nodes share the slots."""
+    clients = {str(node.endpoint): node.client() for node in nodes}
+    for client in clients.values():
+        wait_for_slots(client, {"node-0", "node-1", "node-2"})
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+@pytest.mark.long
+def test_the_commands_through_any_of_three_nodes(clients: dict[str, Client]) -> None:
+    for number, client in enumerate(clients.values()):
+        create_topic(client, f"topic-{number}")
+    first = next(iter(clients.values()))
+    create_topic(first, "orders")
+    names = ["orders", *(f"topic-{number}" for number in range(3))]
+    abouts = [describe_topic(client) for client in clients.values()]
+    assert all(about == abouts[0] for about in abouts)
+    controllers = set()
+    for at, (address, client) in enumerate(clients.items()):
+        assert client.get(TOPICS).json == names
+        brokers = client.get("/api/v1/metadata/brokers").json
+        assert {f"{each['host']}:{each['port']}" for each in brokers} == clients.keys()
+        assert len({each["id"] for each in brokers}) == 3
+        assert (
+            client.get("/api/v1/metadata/controller").json["controllerUrl"] == f"http://{address}"
+        )
+        status = client.get("/api/v1/raft/status").json
+        assert status["leader"] is True
+        controllers.add(status["nodeId"])
+        # Sent to the partition's leader as the metadata names it, and read through each node.
+        for each in describe_topic(client)["partitions"]:
+            leader = clients[f"{each['leader']['host']}:{each['leader']['port']}"]
+            produce(leader, each["partitionId"], f"{at}")
+            sent = [f"{number}" for number in range(at + 1)]
+            assert [consume(it, each["partitionId"], 0) for it in clients.values()] == [sent] * 3
+        produced = describe_topic(client)["partitions"]
+        assert [each["endOffset"] for each in produced] == [at + 1] * 4
+    assert len(controllers) == 3
+    for number, client in enumerate(clients.values()):
+        assert client("DELETE", f"{TOPICS}/topic-{number}").status in (200, 204)
+        assert {it.get(f"{TOPICS}/topic-{number}").status for it in clients.values()} == {404}
+
+
+@pytest.mark.long
+def test_a_group_goes_on_when_its_coordinating_node_is_killed(
+    nodes: list[NodeProcess], clients: dict[str, Client], hosts_store: str
+) -> None:
+    any_client = next(iter(clients.values()))
+    create_topic(any_client, "orders")
+    for partition in range(4):
+        produce(any_client, partition, "a", "b")
+    asked = {"topic": "orders", "appId": "app"}
+    found = [it.post(f"{GROUPS}/find-or-create", asked).json for it in clients.values()]
+    assert all(each == found[0] for each in found)
+    coordinator = readable_group(found[0])["groupLeaderUrl"]
+    near = clients[coordinator]
+    left = {address: client for address, client in clients.items() if client is not near}
+    alive, names = list(left.values()), {"node-0", "node-1", "node-2"}
+    # One talks to the coordinator, as it was told to; the other to an address before all nodes.
+    members = first, second = JavaMember(near, "one"), JavaMember(alive[1], "two")
+    settle(*members)
+    assert len(first.partitions) == len(second.partitions) == 2
+    with pxrs.connect(hosts_store) as px:
+
+        def handle(*members: JavaMember) -> list[list[str]]:
+            """Poll, report what was fetched, and with the next heartbeat that it was handled."""
+            polled = [member.poll(alive[1]) for member in members]
+            for member in members * 2:
+                assert member.beat() == "STABLE"
+            return polled
+
+        def checkpoints() -> list[int | None]:
+            return [part.checkpoint for part in px.groups.describe(first.group).partitions]
+
+        assert handle(*members) == [["a", "b"] * 2] * 2
+        assert checkpoints() == [2] * 4
+        generation, before = first.generation, [member.partitions for member in members]
+        (dying,) = [number for number, it in enumerate(nodes) if str(it.endpoint) == coordinator]
+        nodes[dying].kill()
+        first.client = alive[0]
+        # Either is told to prepare, though nothing has changed, and then that it has what it had.
+        states: dict[str, set[str]] = {member.name: set() for member in members}
+        for _ in looks():
+            for member in members:
+                states[member.name].add(member.beat())
+            if all({"PREPARING_REBALANCE", "STABLE"} <= each for each in states.values()):
+                break
+        settle(*members)
+        assert [member.partitions for member in members] == before
+        for client in alive:
+            wait_for_slots(client, names - {f"node-{dying}"})
+            assert len(client.get("/api/v1/metadata/brokers").json) == 2
+            for each in describe_topic(client)["partitions"]:
+                leader = left[f"{each['leader']['host']}:{each['leader']['port']}"]
+                if client is alive[0]:
+                    produce(leader, each["partitionId"], "c")
+            shown = readable_group(client.get(f"{GROUPS}/{first.group}").json)
+            assert shown["groupLeaderUrl"] in left
+        assert handle(*members) == [["c"] * 2] * 2
+        assert checkpoints() == [3] * 4
+        # The client never looks for another coordinator: it goes on when its address is back.
+        nodes[dying] = NodeProcess(
+            hosts_store, "--node-id", f"node-{dying}", listen=coordinator, session_timeout=LONG
+        )
+        with closing(nodes[dying].client()) as first.client:
+            produce(alive[0], first.partitions[0], "d")
+            assert handle(first) == [["d"]]
+        assert sorted(checkpoints()) == [3, 3, 3, 4]  # type: ignore[type-var]
+        assert {member.generation for member in members} == {generation}
+        assert px.groups.describe(first.group).generation == generation

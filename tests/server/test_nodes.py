@@ -61,18 +61,8 @@ def test_slots_are_shared_and_move(nodes: list[NodeProcess], tmp_path: Path) -> 
         client.close()
 
 
-@pytest.fixture(
-    params=[pytest.param(it, marks=pytest.mark.engine(it)) for it in ("sqlite", "postgres")]
-)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store that sees at once that a process of this host has died."""
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return f"sqlite:///{tmp_path}/shared.db"
-
-
-def test_the_death_of_a_node_is_seen_long_before_its_session_would_end(store: str) -> None:
-    nodes = [NodeProcess(store, "--node-id", f"node-{n}", session_ttl=LONG) for n in range(3)]
+def test_the_death_of_a_node_is_seen_long_before_its_session_would_end(hosts_store: str) -> None:
+    nodes = [NodeProcess(hosts_store, "--node-id", f"node-{n}", session_ttl=LONG) for n in range(3)]
     try:
         with closing(nodes[2].client()) as client:
             wait_for_slots(client, {"node-0", "node-1", "node-2"})
