@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from support.java_member import JavaMember
 from support.node import Client, LocalNode, Reply, looks
 
 METADATA = "/api/v1/metadata/consumer-groups"
@@ -244,18 +245,64 @@ def test_one_that_is_silent_is_gone(url: str) -> None:
         assert "consumer-2 is gone" in str(client.get(f"/v1/groups/{GROUP_ID}/history").json)
 
 
-def test_embedded_members_share_with_remote_ones(group: Client, node: LocalNode) -> None:
-    remote = Member(group, "remote")
-    remote.fetch_assignment()
-    px = node.px
-    with px.consumer("orders", group=GROUP_ID, debounce=0.05) as consumer:
-        while len(remote.partitions) != 5 or len(consumer.assignment) != 5:
+def test_members_of_all_three_kinds_share_a_group(group: Client, node: LocalNode) -> None:
+    """One in a process, one of the documented API and one of the existing client look alike."""
+    messages = [{"partition": number, "value": "x"} for number in range(10)]
+    assert group.post("/v1/topics/orders/messages", {"messages": messages}).status == 200
+    px, documented = node.px, Member(group, "documented")
+    java = JavaMember(group, "java", "order-processor")
+    with px.consumer("orders", GROUP_ID, start="earliest", debounce=0.05) as consumer:
+        embedded = consumer.member
+
+        def owned() -> dict[str, set[int]]:
+            """What each of them believes to own."""
+            return {
+                embedded: {number for _, number in consumer.assignment},
+                "documented": set(documented.partitions),
+                "java": set(java.partitions if java.stable else ()),
+            }
+
+        for _ in looks():
             consumer.poll(timeout=0.01)
-            remote.beat()
+            documented.beat()
+            java.beat()
+            if sorted(map(len, owned().values())) == [3, 3, 4]:
+                break
+        shares = owned()
+        assert sorted(number for share in shares.values() for number in share) == [*range(10)]
         shown = px.groups.describe(GROUP_ID)
-        assert {member.name: len(member.owned) for member in shown.members}["remote"] == 5
-    while len(remote.partitions) != 10:
-        remote.beat()
+        assert {it.name: {part.partition for part in it.owned} for it in shown.members} == shares
+        assert {it.topics for it in shown.members} == {("orders",)}
+        assert {it.client.partition(":")[0] for it in shown.members} > {"http", "dmq"}
+        assert {part.partition: part.owner for part in shown.partitions} == {
+            number: name for name, share in shares.items() for number in share
+        }
+        told = px.groups.explain(GROUP_ID).rebalances
+        joined = [it.reason for it in told if it.reason.endswith(" joined")]
+        assert all(any(name in reason for reason in joined) for name in shares)
+        assert told[-1].members == tuple(sorted(shares))
+        given = {move.partition: move.after for each in told for move in each.moves}
+        assert given == {part.partition: part.owner for part in shown.partitions}
+        # Each commits what it owns, in its own way.
+        documented.fetch_assignment()
+        documented.poll()
+        assert documented.commit(documented.offsets, documented.generation) == 200
+        java.poll()
+        for _ in range(2):
+            java.beat()
+        for _ in looks():
+            consumer.poll(timeout=0.01)
+            consumer.commit()
+            if px.groups.describe(GROUP_ID).lag == 0:
+                break
+    assert documented.leave() == 200
+    for _ in looks():
+        if java.beat() == "STABLE" and java.partitions == [*range(10)]:
+            break
+    left = px.groups.explain(GROUP_ID).rebalances[len(told) :]
+    assert [it.reason for it in left] == [f"{embedded} left", "documented left"]
+    assert {move.after for it in left for move in it.moves} <= {"java", "documented"}
+    assert [member.name for member in px.groups.describe(GROUP_ID).members] == ["java"]
 
 
 def test_strangers(group: Client) -> None:
