@@ -11,12 +11,14 @@ import pxrs
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.assign import assignor
 from pxrs.core.group import Rules
+from pxrs.core.records import claims_prefix, head_key
 from pxrs.errors import StoreUnavailable
 from pxrs.groups.snapshot import Snapshot
 from pxrs.server.groups import host as host_module
 from pxrs.server.groups.host import Context, GroupHost, MemberNotHere
 from pxrs.server.node_session import NodeSession
-from pxrs.types import Put
+from pxrs.stores.api import CoordStore, Session, Watch
+from pxrs.types import Put, Versioned
 from support.child import PATIENCE
 from support.node import looks
 
@@ -151,3 +153,83 @@ def test_a_look_that_failed_is_made_again(
     wait_until(lambda: len(first.ask("a").owned) == 1)
     first.ask("a")
     assert settled(second, "b").wait(PATIENCE)
+
+
+class CountedWatch:
+    """A watch that counts how often its host has come back to wait."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.wake, self.close = watch.wake, watch.close
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        return self._watch.wait(timeout)
+
+
+class CountedCoord:
+    """A store that notes its sessions, its watches and which records are read."""
+
+    def __init__(self, coord: CoordStore) -> None:
+        self._coord = coord
+        self.limits = coord.limits
+        self.commit, self.close = coord.commit, coord.close
+        self.sessions = 0
+        self.watches: list[CountedWatch] = []
+        self.reads: list[str] = []
+
+    def get(self, key: str) -> Versioned | None:
+        self.reads.append(key)
+        return self._coord.get(key)
+
+    def list(
+        self, prefix: str, after: str | None = None, limit: int | None = None
+    ) -> list[Versioned]:
+        self.reads.append(prefix)
+        return self._coord.list(prefix, after, limit)
+
+    def watch(self, *where: str) -> Watch:
+        self.watches.append(CountedWatch(self._coord.watch(*where)))
+        return self.watches[-1]
+
+    def session(self, ttl: float) -> Session:
+        self.sessions += 1
+        return self._coord.session(ttl)
+
+
+def test_many_members_are_one_session_and_one_look(
+    px: pxrs.Pxrs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A host looks when something has changed, and never to be careful.
+    monkeypatch.setattr(host_module, "_CAREFUL_WAIT", 3600.0)
+    px.topics.create("many", partitions=20)
+    coord = CountedCoord(px.stores.coord)
+    context = Context(coord, px.topics, SYSTEM_CLOCK, NodeSession(coord, 3600.0), "node:1")
+    hosts = [GroupHost(f"g{number}", context, RULES, 5.0) for number in range(10)]
+    names = [f"m{number}" for number in range(20)]
+    members = [(host, name) for host in hosts for name in names]
+    for done in [host.join(name, ("many",), "test", 3600.0) for host, name in members]:
+        done.result(PATIENCE)
+    for event in [settled(host, name) for host, name in members]:
+        assert event.wait(PATIENCE)
+    assert coord.sessions == 1
+    # Heartbeats read nothing. A host may be about to look at what it has written itself.
+    coord.reads.clear()
+    for host, name in members * 10:
+        assert len(host.ask(name).owned) == 1
+    assert len(coord.reads) < len(members)
+    # A change of a group's record is looked at once for all members, whatever each has to check.
+    coord.reads.clear()
+    waits = sum(watch.waits for watch in coord.watches)
+    for host in hosts:
+        head = px.stores.coord.get(head_key(host._group))
+        assert head is not None
+        px.stores.coord.commit([], [Put(head.key, head.value)])
+    wait_until(lambda: set(coord.reads) >= {claims_prefix(host._group) for host in hosts})
+    wait_until(lambda: sum(watch.waits for watch in coord.watches) >= waits + len(hosts))
+    assert len(coord.reads) < len(members)
+    for host in hosts:
+        host.close()
+    context.session.close()
+    assert coord.sessions == 1
