@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import pytest
 
 import pxrs
+from pxrs.server.rest.dmq_wire import NOTICE
 from support.java_member import (
     CONSUMED_FIELDS,
     GROUP,
@@ -47,11 +49,11 @@ def orders(client: Client) -> Client:
     return client
 
 
-def create_topic(client: Client, name: str) -> None:
+def create_topic(client: Client, name: str, partitions: int = 4) -> None:
     wanted = {
-        "topicName": name, "partitionCount": 4, "replicationFactor": 1, "retentionMs": None,
-        "retentionBytes": None, "segmentBytes": None, "compressionType": None,
-        "minInsyncReplicas": None,
+        "topicName": name, "partitionCount": partitions, "replicationFactor": 1,
+        "retentionMs": None, "retentionBytes": None, "segmentBytes": None,
+        "compressionType": None, "minInsyncReplicas": None,
     }  # fmt: skip
     assert client.post(TOPICS, wanted).status in (200, 201)
 
@@ -201,6 +203,69 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
 
 # How long a member may be silent, and others would wait for a node: longer than the test takes.
 LONG = 120
+# How often the client sends a heartbeat, and how long a partition stays with one that is silent.
+HEARTBEATS = 3.0
+REVOKED = 5.0
+
+
+@pytest.mark.long
+@pytest.mark.engine("memory")
+def test_one_that_joins_beside_a_dead_one_has_its_set_though_others_keep_joining() -> None:
+    """The client gives up ten seconds after its join, and never tries again."""
+    rules = {"notice": NOTICE, "session_timeout": LONG}
+    with LocalNode("memory://", **rules) as node, closing(node.client()) as client:
+        create_topic(client, "orders", 64)
+        dead = JavaMember(client, "dead")
+        for _ in looks():
+            if dead.beat() == "STABLE":
+                break
+        assert len(dead.partitions) == 64
+        first, others = JavaMember(client, "first"), 0
+        joins_at = monotonic()
+        for _ in looks(patience=4 * REVOKED):
+            if first.beat() == "STABLE":
+                break
+            # Sooner than the group can settle after the one before.
+            if monotonic() >= joins_at:
+                JavaMember(client, f"other-{others}")
+                others, joins_at = others + 1, joins_at + 0.3
+        assert first.partitions
+        owner = {it.partition: it.owner for it in node.px.groups.describe(first.group).partitions}
+        assert {owner[number] for number in first.partitions} == {"first"}
+
+
+@pytest.mark.long
+@pytest.mark.engine("memory")
+def test_no_partition_has_two_members_that_read_it_with_the_heartbeats_of_the_client() -> None:
+    rules = {"notice": NOTICE, "session_timeout": LONG}
+    with LocalNode("memory://", **rules) as node, closing(node.client()) as client:
+        create_topic(client, "orders")
+        first = JavaMember(client, "first")
+        settle(first)
+        beaten, longest = {"first": monotonic()}, 0.0
+        second = JavaMember(client, "second")
+        beaten["second"] = monotonic()
+        for _ in looks():
+            if node.px.groups.describe(first.group).generation > first.generation:
+                break
+        # It does not see in the answers to these that it has to stop.
+        for _ in range(3):
+            assert first.commit().json["rebalanceState"] == "PREPARING_REBALANCE"
+        for _ in looks():
+            for member in (first, second):
+                waited = monotonic() - beaten[member.name]
+                longest = max(longest, waited)
+                if waited >= HEARTBEATS:
+                    beaten[member.name] += waited
+                    member.beat()
+            owned = node.px.groups.describe(first.group).partitions
+            reads = set(first.partitions) if first.stable else set()
+            taken = {it.partition for it in owned if it.owner == "second"} & reads
+            # Who is silent for so long loses its partitions all the same.
+            assert not taken or longest >= REVOKED - 0.5
+            if first.stable and second.stable and len(first.partitions) == 2:
+                break
+        assert sorted(first.partitions + second.partitions) == [0, 1, 2, 3]
 
 
 @pytest.fixture

@@ -126,3 +126,28 @@ def test_a_member_that_waits_for_partitions_takes_them_at_once(had: tuple[int, .
     assert (got.rebalance_state, got.assigned_partitions) == ("STABLE", [0])
     # What it has now it gives up with notice again.
     assert member.reply((1,), True, 4, now + 3.0).rebalance_state == "PREPARING_REBALANCE"
+
+
+def test_a_member_works_with_what_it_has_while_others_keep_joining() -> None:
+    member = WireMember(NOTICE)
+    # It has just joined, and gives up after ten seconds: it is told its set though more may come.
+    early = [member.reply((0, 1), False, 1, float(at)).rebalance_state for at in range(6)]
+    assert set(early) == {"PREPARING_REBALANCE"}
+    late = member.reply((0, 1), False, 2, 6.0)
+    assert (late.rebalance_state, late.assigned_partitions) == ("STABLE", [0, 1])
+    assert member.reply((0, 1), False, 3, 9.0).rebalance_state == "STABLE"
+    # What it gets or gives up next is announced as ever, settled or not.
+    after = [member.reply((0,), False, 4, 12.0 + at) for at in (0, 3, 6)]
+    assert [it.rebalance_state for it in after] == ["PREPARING_REBALANCE"] * 2 + ["STABLE"]
+    assert after[-1].assigned_partitions == [0]
+    # Once the group was settled, the next time that it is not is a rebalance again.
+    assert member.reply((0,), True, 4, 21.0).rebalance_state == "STABLE"
+    assert member.reply((0,), False, 5, 24.0).rebalance_state == "PREPARING_REBALANCE"
+
+
+def test_a_member_without_partitions_waits() -> None:
+    """To the client an empty set is not the end of a rebalance."""
+    member = WireMember(NOTICE)
+    assert member.reply((), False, 1, 0.0).rebalance_state == "PREPARING_REBALANCE"
+    assert member.reply((), False, 1, 60.0).rebalance_state == "PREPARING_REBALANCE"
+    assert member.reply((3,), False, 2, 61.0).assigned_partitions == [3]

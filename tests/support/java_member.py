@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from support.node import Client
+from support.node import Client, Reply
 
 GROUP = "/api/v1/consumer-groups"
 GROUPS = "/api/v1/metadata/consumer-groups"
@@ -72,7 +72,8 @@ class JavaMember:
         return {"consumerId": self.name, "groupId": self.group}
 
     def beat(self) -> str:
-        told = self.client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets})
+        """A heartbeat whose answer counts."""
+        told = self.commit()
         if told.status == 503:
             # The client logs it, and goes on with what it had.
             assert told.json["retryable"]
@@ -89,6 +90,10 @@ class JavaMember:
         elif not self.stable and answer["assignedPartitions"]:
             self.stable, self.partitions = True, answer["assignedPartitions"]
         return state
+
+    def commit(self) -> Reply:
+        """A heartbeat to whose answer the client does not look."""
+        return self.client.post(f"{GROUP}/heartbeat", self._who | {"offsets": self.offsets})
 
     def poll(self, through: Client | None = None) -> list[str]:
         """What is new in its partitions; any node has it."""

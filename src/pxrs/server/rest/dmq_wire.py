@@ -40,6 +40,9 @@ _STORAGE = "/api/v1/storage"
 # The client sends a heartbeat every three seconds; only the answers to these count for it.
 NOTICE = 3.3
 _PREPARED_ANSWERS = 2
+# How long a client waits for a rebalance to be over: as long as one takes whose members give
+# nothing up by themselves (`GroupRules`). Its own patience with a join is ten seconds.
+_LONGEST_REBALANCE = 6.0
 _LOGIN_SECONDS = 86_400
 _MOST_WARNED = 1000
 _LOG = logging.getLogger("pxrs.serve")
@@ -218,6 +221,10 @@ class WireMember:
     A client that waits for a set takes it at once. One that subscribes gives up after ten seconds,
     which a dead member's session and a needless notice would use up.
 
+    If members keep joining, the group is never settled. So a client is told STABLE with what it
+    owns by then after `_LONGEST_REBALANCE`: it works meanwhile, and one that joins does not give
+    up. Its next set is announced as any other.
+
     `has_set`: it was stable already when it came here, with a set that this node does not know.
     """
 
@@ -230,26 +237,27 @@ class WireMember:
         self._preparing_since: float | None = None
         # How many answers have said so since then.
         self._prepared = 0
+        # Whether it was told STABLE though the group was not settled, and still is not.
+        self._is_late = False
         self._fetched: dict[int, int] = {}
 
     def reply(
         self, owned: tuple[int, ...], settled: bool, generation: int, now: float
     ) -> GroupReply:
         """The answer to a heartbeat."""
-        if settled and owned == self._shown and self._preparing_since is None:
-            return _reply("STABLE", owned, generation)
-        told = (
-            self._preparing_since is not None
-            and self._prepared >= _PREPARED_ANSWERS
-            and now - self._preparing_since >= self._notice
-        )
-        if settled and (told or (self._shown is None and not self._has_set)):
+        self._is_late = self._is_late and not settled
+        if self._preparing_since is None:
+            if owned == self._shown and (settled or self._is_late):
+                return _reply("STABLE", owned, generation)
+            self._preparing_since, self._prepared = now, 0
+        waited = now - self._preparing_since
+        is_late = waited >= _LONGEST_REBALANCE and bool(owned)
+        told = self._prepared >= _PREPARED_ANSWERS and waited >= self._notice
+        if (settled or is_late) and (told or (self._shown is None and not self._has_set)):
             # Without a set it waits for one, and takes the first that it is told of.
             self._shown, self._preparing_since = owned or None, None
-            self._has_set = False
+            self._has_set, self._is_late = False, not settled
             return _reply("STABLE", owned, generation)
-        if self._preparing_since is None:
-            self._preparing_since, self._prepared = now, 0
         self._prepared += 1
         return _reply("PREPARING_REBALANCE", self._shown or (), generation)
 
