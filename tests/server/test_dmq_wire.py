@@ -203,8 +203,10 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
 
 # How long a member may be silent, and others would wait for a node: longer than the test takes.
 LONG = 120
-# How often the client sends a heartbeat, and how long a partition stays with one that is silent.
+# How often the client sends a heartbeat, how often while it joins, and how long a partition stays
+# with one that is silent.
 HEARTBEATS = 3.0
+JOINING = 1.0
 REVOKED = 5.0
 
 
@@ -220,15 +222,15 @@ def test_one_that_joins_beside_a_dead_one_has_its_set_though_others_keep_joining
             if dead.beat() == "STABLE":
                 break
         assert len(dead.partitions) == 64
-        first, others = JavaMember(client, "first"), 0
-        joins_at = monotonic()
+        first, others, beats_at = JavaMember(client, "first"), 0, monotonic()
         for _ in looks(patience=4 * REVOKED):
+            if monotonic() < beats_at:
+                continue
+            # Another one before each heartbeat: the group has not settled after it.
+            JavaMember(client, f"other-{others}")
             if first.beat() == "STABLE":
                 break
-            # Sooner than the group can settle after the one before.
-            if monotonic() >= joins_at:
-                JavaMember(client, f"other-{others}")
-                others, joins_at = others + 1, joins_at + 0.3
+            others, beats_at = others + 1, monotonic() + JOINING
         assert first.partitions
         owner = {it.partition: it.owner for it in node.px.groups.describe(first.group).partitions}
         assert {owner[number] for number in first.partitions} == {"first"}
