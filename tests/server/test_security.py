@@ -57,17 +57,41 @@ def reader_of(url: str, *rights: str) -> str:
         return tokens.create("reader", [parse_right(right) for right in rights])
 
 
+def fill(client: Client, admin: str) -> set[str]:
+    """Make something of everything; the names that no answer may have."""
+
+    def make(path: str, body: Any, method: str = "POST") -> None:
+        answer = client(method, path, body, bearer(admin))
+        assert answer.status in (200, 201), (path, answer.body)
+
+    make("/v1/topics", {"name": "hidden-topic", "partitions": 2})
+    make("/v1/topics/hidden-topic/messages", {"messages": [{"value": "hidden-value"}]})
+    make("/v1/groups/hidden-group/members", {"member": "hidden-member", "topics": ["hidden-topic"]})
+    make(
+        "/api/v1/metadata/consumer-groups/find-or-create",
+        {"topic": "hidden-topic", "appId": "hidden-app"},
+    )
+    make("/v1/queues/hidden-queue/items", {"items": [{"value": "hidden-item"}]})
+    make("/v1/queues/hidden-queue/take", {"lease": 1000})
+    make("/v1/kv/hidden-key", {"value": "hidden-entry"}, "PUT")
+    return {"hidden", "secured.db", *admin.split(".")[2:]}
+
+
 def test_without_a_token_there_is_nothing_to_be_seen(url: str, admin: str) -> None:
     with LocalNode(url) as node:
         client = node.client()
+        hidden = fill(client, admin)
         document = client("GET", "/openapi.json", headers=bearer(admin)).json
-        tried = 0
-        for path, methods in document["paths"].items():
+        tried, opened = 0, set()
+        for path, methods in [*document["paths"].items(), ("/openapi.json", ("get",))]:
             for method in methods:
                 filled = re.sub(r"\{\w+\}", "0", path)
                 for headers in ({}, bearer("x"), bearer("pxrs.admin.wrong"), bearer(admin + "x")):
                     answer = client(method.upper(), filled, b"{}", headers)
+                    told = f"{answer.headers} {answer.body.decode()}"
+                    assert not [name for name in hidden if name in told], (method, path, told)
                     if path in OPEN:
+                        opened.add(path)
                         continue
                     assert answer.status == 401, (method, path, answer.body)
                     assert set(answer.json) <= {
@@ -76,6 +100,14 @@ def test_without_a_token_there_is_nothing_to_be_seen(url: str, admin: str) -> No
                     tried += 1
         assert tried > 150
         assert client.get("/nowhere").status == 401
+        # What is open gives away neither what there is nor which names of tokens are right.
+        assert opened == OPEN
+        login = "/api/v1/auth/login"
+        wrong = [
+            client.post(login, {"username": name, "password": "x"}) for name in ("admin", "none")
+        ]
+        assert {answer.status for answer in wrong} == {401}
+        assert len({answer.json["detail"] for answer in wrong}) == 1
         assert client("GET", ORDERS, headers=bearer(admin)).status == 200
         client.close()
 
