@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pxrs.server.groups.service import GroupRules
 from support.node import Client, LocalNode, looks
 
 GROUP = "/v1/groups/billing"
@@ -78,3 +80,63 @@ def test_bad_fences(orders: Client, node: LocalNode) -> None:
     assert missing.status == 404
     for wrong in ({"member": "a b", "topics": ["orders"]}, {"member": "a", "topics": []}, {}):
         assert orders.post(f"{GROUP}/members", wrong).status == 400
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that take no partition from a client for having waited, only for having asked."""
+    rules = partial(GroupRules, revoke_timeout=3600.0)
+    monkeypatch.setattr("pxrs.server.groups.service.GroupRules", rules)
+
+
+# Longer than a client of these tests waits for an answer: each must have been woken.
+WAIT = 50
+
+
+def test_polls_for_an_assignment_are_woken_by_a_rebalance(
+    patient: None, orders: Client, node: LocalNode
+) -> None:
+    join(orders, "a")
+    assert len(owned(orders, "a")["a"]) == 4
+    other = node.client()
+    join(other, "b")
+    other.send("GET", f"{GROUP}/members/b?wait={WAIT}")
+    # It is told what it has to give up when that is decided, and it has that until it asks again.
+    told = orders.get(f"{GROUP}/members/a?wait={WAIT}").json
+    assert (told["settled"], len(told["partitions"])) == (False, 2)
+    owners = [part.owner for part in node.px.groups.describe("billing").partitions]
+    assert owners == ["a"] * 4
+    after = [orders.get(f"{GROUP}/members/a?wait={WAIT}").json, other.receive().json]
+    assert [answer["settled"] for answer in after] == [True, True]
+    assert after[0]["partitions"] == told["partitions"]
+    parts = sorted(part["partition"] for answer in after for part in answer["partitions"])
+    assert parts == [0, 1, 2, 3]
+    other.close()
+
+
+def test_a_poll_that_ends_is_one_request(patient: None, orders: Client, node: LocalNode) -> None:
+    """What its answer leaves out is the member's until it has sent another one."""
+    documented = "/api/v1/consumer-group"
+    body = {"topic": "orders", "appId": "app"}
+    found = orders.post("/api/v1/metadata/consumer-groups/find-or-create", body).json["groupId"]
+    ids = {}
+    for name in ("a", "b"):
+        asked = {"groupId": found, "consumerId": name}
+        ids[name] = orders.post(f"{documented}/join", asked).json["memberId"]
+        if name == "a":
+            path = f"{documented}/assignment/{ids['a']}?wait="
+            before = orders.get(f"{path}{WAIT}").json
+            assert before["partitions"] == [0, 1, 2, 3]
+    for _ in looks():
+        if node.px.groups.describe(found).generation > before["generation"]:
+            break
+    for _ in looks():
+        told = orders.get(f"{path}0.2").json
+        if told["generation"] > before["generation"]:
+            break
+    assert len(told["partitions"]) == 2
+    for _ in range(20):
+        orders.get(f"{documented}/assignment/{ids['b']}?wait=0")
+        assert [it.owner for it in node.px.groups.describe(found).partitions] == ["a"] * 4
+    settled = orders.get(f"{path}{WAIT}").json
+    assert settled["partitions"] == told["partitions"]

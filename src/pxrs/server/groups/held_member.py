@@ -52,6 +52,8 @@ class HeldMember:
         self._now = now
         self.heard_at = now
         self.asked = 0
+        # Whether the latest answer was the first one to leave a partition out.
+        self.told_news = False
         self._owned: dict[TopicPartition, Owned] = {}
         self._leaving: dict[TopicPartition, Leaving] = {}
 
@@ -66,9 +68,11 @@ class HeldMember:
     def tell(self) -> dict[TopicPartition, Owned]:
         """The partitions that the answer to the client's latest request shows."""
         with self._lock:
+            self.told_news = False
             for part, leaving in self._leaving.items():
                 if leaving.told is None:
                     self._leaving[part] = leaving._replace(told=(self.asked, self.heard_at))
+                    self.told_news = True
             return {part: it for part, it in self._owned.items() if part not in self._leaving}
 
     @property
@@ -81,6 +85,12 @@ class HeldMember:
     def is_leaving(self) -> bool:
         """Whether partitions are being given up."""
         return bool(self._leaving)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next answer is the first one that leaves a partition out."""
+        with self._lock:
+            return any(leaving.told is None for leaving in self._leaving.values())
 
     def silent_until(self) -> float:
         """When the client counts as gone if it sends nothing more."""

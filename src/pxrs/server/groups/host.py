@@ -73,13 +73,15 @@ class Joining(NamedTuple):
 class Told(NamedTuple):
     """The answer to a client's request: what it owns, and whether that is about to change.
 
-    `owner` is the id under which the member owns it.
+    `owner` is the id under which the member owns it. `has_news`: no answer before left out what
+    this one leaves out.
     """
 
     owned: dict[TopicPartition, Owned]
     generation: int
     settled: bool
     owner: str
+    has_news: bool
 
 
 class CommitResult(NamedTuple):
@@ -127,6 +129,7 @@ class _Member:
         self.settled = False
         self.look_at: float | None = None
         self.waiting: list[Callable[[], None]] = []
+        self.waiting_for_news: list[Callable[[], None]] = []
 
     @property
     def is_new(self) -> bool:
@@ -165,11 +168,17 @@ class _Member:
         """Wake the requests that wait until the member is settled, or gone."""
         while self.waiting:
             self.waiting.pop()()
+        self.call_back_for_news()
+
+    def call_back_for_news(self) -> None:
+        """Wake the requests that are to be answered when a partition has to be given up."""
+        while self.waiting_for_news:
+            self.waiting_for_news.pop()()
 
     def told(self) -> Told:
-        return Told(
-            self.held.tell(), self.membership.generation, self.settled, self.membership.me.id
-        )
+        owned = self.held.tell()
+        me, generation = self.membership.me, self.membership.generation
+        return Told(owned, generation, self.settled, me.id, self.held.told_news)
 
 
 class GroupHost:
@@ -258,12 +267,23 @@ class GroupHost:
             self.wake()
         return member.told()
 
-    def when_settled(self, name: str, callback: Callable[[], None]) -> None:
-        """Call `callback`, in any thread, once the member owns its target, or is gone."""
+    def tell(self, name: str) -> Told:
+        """The answer to the client's request before, once it has waited."""
+        return self._member(name).told()
+
+    def when_settled(
+        self, name: str, callback: Callable[[], None], *, or_news: bool = False
+    ) -> None:
+        """Call `callback`, in any thread, once the member owns its target, or is gone.
+
+        `or_news`: also once it has to give up a partition, which the client does not know.
+        """
         member = self._member(name)
-        member.waiting.append(callback)
+        (member.waiting_for_news if or_news else member.waiting).append(callback)
         if member.settled or not self.holds(name):
             member.call_back()
+        elif member.held.has_news:
+            member.call_back_for_news()
 
     def commit(self, name: str, offsets: Mapping[TopicPartition, int]) -> CommitResult:
         """Move checkpoints forward where the member owns the partition. Waits for the store."""
@@ -422,6 +442,8 @@ class GroupHost:
                 # It has changed the group: the others must not decide on the old snapshot.
                 seen = self._see()
             self._note_settled(member, seen)
+            if member.held.has_news:
+                member.call_back_for_news()
         self._seen = state
 
     def _see(self) -> Snapshot:

@@ -146,16 +146,21 @@ class GroupService:
             raise MemberNotHere(name, group)
         return host.ask(name)
 
-    async def settled(self, group: str, name: str, wait: float) -> Told:
-        """As `ask`, once the member owns its target, or after `wait` seconds."""
+    async def settled(self, group: str, name: str, wait: float, *, or_news: bool = False) -> Told:
+        """As `ask`, once the member owns its target, or after `wait` seconds.
+
+        `or_news`: also once it has to give up a partition. The answer that says so must not wait
+        until others have it.
+        """
         told = await self.ask(group, name)
-        if told.settled or wait <= 0:
+        if told.settled or wait <= 0 or (or_news and told.has_news):
             return told
         host = self._host(group)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                await called(partial(host.when_settled, name))
-        return host.ask(name)
+                await called(partial(host.when_settled, name, or_news=or_news))
+        # Not asked again: the client has sent one request, and does not know what it was told.
+        return host.tell(name)
 
     async def commit(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]

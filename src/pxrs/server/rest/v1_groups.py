@@ -51,7 +51,7 @@ class MemberAssignment(Struct, frozen=True):
 
 
 class AssignmentWait(Struct, frozen=True, forbid_unknown_fields=True):
-    """`wait`: seconds to wait until the assignment is settled."""
+    """`wait`: seconds to wait until the assignment is settled, or a partition is to be given up."""
 
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
@@ -178,7 +178,7 @@ class V1Groups:
 
     async def assignment(self, call: Call) -> MemberAssignment:
         group, member = call.path["group"], call.path["member"]
-        told = await self._groups.settled(group, member, call.query.wait)
+        told = await self._groups.settled(group, member, call.query.wait, or_news=True)
         return self._answer(group, told)
 
     async def leave(self, call: Call) -> None:
