@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from contextlib import closing
+from time import monotonic
 
 import pytest
 
@@ -228,6 +229,62 @@ def test_a_deleted_group_takes_no_commits(group: Client) -> None:
     assert member.commit({"0": 0}) == 404
     body = {"groupId": GROUP_ID, "consumerId": "consumer-1"}
     assert group.post(f"{GROUP}/join", body).status == 404
+
+
+def test_members_keep_what_they_can(group: Client) -> None:
+    """Sets have the sizes of ranges, and only what has to move moves."""
+    members: list[Member] = []
+    shares: list[set[int]] = []
+    for name in ("consumer-1", "consumer-2", "consumer-3"):
+        members.append(Member(group, name))
+        settle(*members)
+        before, shares = shares, [set(member.partitions) for member in members]
+        assert all(now < then for now, then in zip(shares, before, strict=False))
+    assert sorted(map(len, shares)) == [3, 3, 4]
+    assert members.pop(1).leave() == 200
+    settle(*members)
+    del shares[1]
+    after = [set(member.partitions) for member in members]
+    assert all(now > then for now, then in zip(after, shares, strict=True))
+    assert [len(share) for share in after] == [5, 5]
+
+
+@pytest.mark.long
+@pytest.mark.engine("memory")
+def test_the_defaults() -> None:
+    """A rebalance comes half a second after a join, and who is silent for ten seconds is gone.
+
+    None of it comes earlier; a busy machine may be late.
+    """
+    with LocalNode("memory://") as node, closing(node.client()) as client:
+        client.post("/v1/topics", {"name": "orders", "partitions": 10})
+        client.post(f"{METADATA}/find-or-create", {"topic": "orders", "appId": "order-processor"})
+        living, heard_at = Member(client, "living"), monotonic()
+        silent = Member(client, "silent")
+        ours = {"member": "ours", "topics": ["orders"]}
+        assert client.post(f"/v1/groups/{GROUP_ID}/members", ours).status == 201
+        beats_at = monotonic()
+        joined = [each.joined_ms for each in node.px.groups.describe(GROUP_ID).members]
+        assert len(joined) == 3
+        for _ in looks():
+            told = node.px.groups.explain(GROUP_ID).rebalances
+            if told and {"living", "silent", "ours"} <= {*told[-1].members}:
+                break
+        # Clocks of milliseconds are cut off.
+        assert told[0].at_ms - min(joined) >= 490
+        # It beats as often as the document's client does; that is enough.
+        for _ in looks():
+            if monotonic() >= beats_at:
+                living.beat()
+                beats_at = monotonic() + 3.0
+            names = {each.name for each in node.px.groups.describe(GROUP_ID).members}
+            if names == {"living"}:
+                break
+            assert "living" in names
+            assert monotonic() - heard_at >= 10.0 or names == {"living", "silent", "ours"}
+        assert silent.commit({"0": 0}) == 404
+        assert client.get(f"/v1/groups/{GROUP_ID}/members/ours").status == 404
+        assert living.beat() > 0
 
 
 def test_one_that_is_silent_is_gone(url: str) -> None:
