@@ -82,6 +82,7 @@ class Node:
         self._notice = notice
         self._stop = asyncio.Event()
         self.node_id = ""
+        self.routes: tuple[Route, ...] = ()
         self._store_trouble = "the store was not reached yet"
 
     def stop(self) -> None:
@@ -194,7 +195,8 @@ class Node:
                 self._settings.request_timeout,
             )
             cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
-            server.route(self._routes(served), forwarding, guard, {STREAM: stores.talk})
+            self.routes = tuple(self._routes(served))
+            server.route(self.routes, forwarding, guard, {STREAM: stores.talk})
             end_watches: list[Callable[[], None]] = [stores.end_streams]
             if rpc is not None:
                 from pxrs.server.rpc.calls import Calls
