@@ -59,9 +59,10 @@ def _operation(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
 def _answer(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     if route.answer is None:
         return {"description": "Done"}
-    about = inspect.getdoc(route.answer) if isinstance(route.answer, type) else None
+    # Its own words: a struct that has none inherits those of msgspec's.
+    own = vars(route.answer).get("__doc__") if isinstance(route.answer, type) else None
     return {
-        "description": about or route.summary,
+        "description": inspect.cleandoc(own) if own else route.summary,
         "content": {route.content_type: {"schema": schemas[route.answer]}},
     }
 
