@@ -15,6 +15,7 @@ from pxrs.server.groups.service import GroupRules, GroupService
 from pxrs.server.metrics import Metrics
 from pxrs.server.node_session import NodeSession
 from pxrs.server.rest.dmq_wire import NOTICE, DmqWire, GroupReply, Heartbeat, Join, WireMember
+from support.child import PATIENCE
 
 pytestmark = pytest.mark.engine("memory")
 
@@ -93,7 +94,7 @@ def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
             assert len(held.held.parts) == 2
             await first.die()
 
-    asyncio.run(walk())
+    asyncio.run(asyncio.wait_for(walk(), PATIENCE))
 
 
 def test_a_heartbeat_that_is_late_is_told_to_prepare() -> None:

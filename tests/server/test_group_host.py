@@ -67,8 +67,7 @@ def test_a_host_goes_on_when_all_its_members_went_elsewhere(
     first, second = hosts
     join(first, "a")
     join(second, "a")
-    while first.holds("a"):
-        first.wake()
+    wait_until(lambda: not first.holds("a"))
     with pytest.raises(MemberNotHere):
         first.ask("a")
     join(first, "b")
