@@ -114,6 +114,23 @@ def test_polls_for_an_assignment_are_woken_by_a_rebalance(
     other.close()
 
 
+def test_a_member_that_waits_for_its_assignment_is_not_silent(
+    patient: None, orders: Client
+) -> None:
+    """A dead member has all partitions for longer than the session of the one that waits."""
+    for name, timeout in (("dead", 2), ("b", 1)):
+        body = {"member": name, "topics": ["orders"], "session_timeout": timeout}
+        assert orders.post(f"{GROUP}/members", body).status == 201
+        if name == "dead":
+            assert len(owned(orders, "dead")["dead"]) == 4
+    for _ in looks():
+        told = orders.get(f"{GROUP}/members/b?wait={WAIT}")
+        assert told.status == 200
+        if told.json["settled"]:
+            break
+    assert len(told.json["partitions"]) == 4
+
+
 def test_a_poll_that_ends_is_one_request(patient: None, orders: Client, node: LocalNode) -> None:
     """What its answer leaves out is the member's until it has sent another one."""
     documented = "/api/v1/consumer-group"

@@ -271,6 +271,10 @@ class GroupHost:
         """The answer to the client's request before, once it has waited."""
         return self._member(name).told()
 
+    def patience(self, name: str) -> float:
+        """How many seconds an answer to the member may wait: it is silent meanwhile."""
+        return self._member(name).held.session_timeout / 2
+
     def when_settled(
         self, name: str, callback: Callable[[], None], *, or_news: bool = False
     ) -> None:

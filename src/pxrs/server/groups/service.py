@@ -150,14 +150,14 @@ class GroupService:
         """As `ask`, once the member owns its target, or after `wait` seconds.
 
         `or_news`: also once it has to give up a partition. The answer that says so must not wait
-        until others have it.
+        until others have it. No answer waits for so long that the client would count as gone.
         """
         told = await self.ask(group, name)
         if told.settled or wait <= 0 or (or_news and told.has_news):
             return told
         host = self._host(group)
         with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
+            async with asyncio.timeout(min(wait, host.patience(name))):
                 await called(partial(host.when_settled, name, or_news=or_news))
         # Not asked again: the client has sent one request, and does not know what it was told.
         return host.tell(name)

@@ -51,7 +51,10 @@ class MemberAssignment(Struct, frozen=True):
 
 
 class AssignmentWait(Struct, frozen=True, forbid_unknown_fields=True):
-    """`wait`: seconds to wait until the assignment is settled, or a partition is to be given up."""
+    """`wait`: seconds to wait until the assignment is settled, or a partition is to be given up.
+
+    The answer comes after half of the session timeout at the latest.
+    """
 
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
