@@ -76,6 +76,24 @@ def test_the_death_of_a_node_is_seen_long_before_its_session_would_end(hosts_sto
             node.kill()
 
 
+@pytest.mark.engine("etcd")
+def test_on_etcd_it_is_seen_when_its_session_is_over(etcd_url: str) -> None:
+    """An hour of another one's session does not matter."""
+    ttls = {"node-0": 2, "node-1": 3600}
+    nodes = [
+        NodeProcess(f"{etcd_url} log=memory://", "--node-id", name, session_ttl=ttl)
+        for name, ttl in ttls.items()
+    ]
+    try:
+        with closing(nodes[1].client()) as client:
+            wait_for_slots(client, set(ttls))
+            nodes[0].kill()
+            wait_for_slots(client, {"node-1"}, patience=SOON)
+    finally:
+        for node in nodes:
+            node.kill()
+
+
 @ON_SQLITE
 def test_members_are_served_by_any_node_and_outlive_theirs(nodes: list[NodeProcess]) -> None:
     clients = {str(node.endpoint): node.client() for node in nodes}
