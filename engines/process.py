@@ -115,8 +115,12 @@ class Process:
         psutil.wait_procs(family, timeout=_FAREWELL)
 
     def freeze(self) -> None:
-        """Stop it in its tracks; the kernel still answers for its sockets."""
+        """Stop it, and return when it stands still; the kernel still answers for its sockets.
+
+        Until the thread that the signal was sent to gets a core, all others go on.
+        """
         os.killpg(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let it go on."""
