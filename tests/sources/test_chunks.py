@@ -92,6 +92,36 @@ def test_partitions_that_keep_up_share_one_scan(limited: Counted) -> None:
     assert limited.rows_read == ROWS
 
 
+def test_a_chunk_goes_when_all_that_are_read_have_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stopped asking are not waited for, nor those that other processes read."""
+    monkeypatch.setattr(virtual, "_ROWS", 20)
+    monkeypatch.setattr(virtual, "_MOST_CHUNKS", 3)
+    source = Counted(10)
+    log = new_log(source)
+    readers = [read_all(log, partition) for partition in range(PARTITIONS - 1)]
+    for number in range(ROWS // 20 - 1):
+        if number == 30:
+            readers.pop()
+        for reader in readers:
+            next(reader)
+        if number in range(10, 30) or number > 40:
+            assert log._chunks == {}
+            assert log._kept == 0
+    assert source.rows_read == ROWS - 20
+
+
+def test_rows_that_do_not_fit_into_one_fetch_are_not_read_again(limited: Counted) -> None:
+    """A chunk stays until all rows of a partition were taken."""
+    log = new_log(limited)
+    offsets = [0] * PARTITIONS
+    while min(offsets) < ROWS:
+        for partition, offset in enumerate(offsets):
+            if offset == min(offsets):
+                [batch] = log.fetch(LogPartition("t", partition), offset, 1500).batches
+                offsets[partition] = batch.next
+    assert limited.rows_read == ROWS
+
+
 def test_a_slow_one_stalls_nobody_and_misses_nothing(limited: Counted) -> None:
     """Its rows have fallen out of what is kept, and are read again for it."""
     log = new_log(limited)

@@ -95,6 +95,10 @@ class Fetcher:
         is_deleted: Callable[[OwnedPartition], bool],
     ) -> None:
         self._log = log
+        # What the log can do: to ask each time costs as much as to decode some hundred messages.
+        self._fetches_many = log if isinstance(log, FetchesMany) else None
+        self._notices = log if isinstance(log, NoticesAnother) else None
+        self._settles = log if isinstance(log, SettlesLate) else None
         self._table = table
         self._settings = settings
         self._decoder = decoder
@@ -165,8 +169,8 @@ class Fetcher:
         It stays so for this owner. Who begins later, at a checkpoint that was reset, begins in the
         rows that are there now; one that seeks does, too.
         """
-        if is_virtual(owned.where.topic_id) and isinstance(self._log, NoticesAnother):
-            owned.incarnation = self._log.incarnation(owned.where, owned.incarnation)
+        if self._notices is not None and is_virtual(owned.where.topic_id):
+            owned.incarnation = self._notices.incarnation(owned.where, owned.incarnation)
 
     def _has_more(
         self, owned: OwnedPartition, hungry: int, ends: dict[str, Mapping[int, Bounds]]
@@ -227,22 +231,22 @@ class Fetcher:
         self, owned: OwnedPartition, ends: dict[str, Mapping[int, Bounds]]
     ) -> int | None:
         """The end, below which nothing can appear later; None if that is not known yet."""
-        if is_virtual(owned.where.topic_id) and isinstance(self._log, SettlesLate):
-            return self._log.final(owned.where)
+        if self._settles is not None and is_virtual(owned.where.topic_id):
+            return self._settles.final(owned.where)
         return self._bounds(owned, ends).end
 
     def _fetched(
         self, partitions: list[OwnedPartition]
     ) -> Generator[tuple[OwnedPartition, _Place, Fetched | Exception]]:
         """Yields the fetched result of each partition, while the rest is still being read."""
-        if len(partitions) > 1 and isinstance(self._log, FetchesMany):
+        if len(partitions) > 1 and self._fetches_many is not None:
             for few in (
                 partitions[at : at + _TOGETHER] for at in range(0, len(partitions), _TOGETHER)
             ):
                 places = [self._place(owned) for owned in few]
                 where = [owned.where for owned in few]
                 asked = list(zip(where, (place.position for place in places), strict=True))
-                with closing(self._log.fetch_many(asked, self._most)) as coming:
+                with closing(self._fetches_many.fetch_many(asked, self._most)) as coming:
                     yield from zip(few, places, coming, strict=True)
             return
         for owned in partitions:

@@ -9,8 +9,9 @@ so a message that is finished early is one range, however far the one before it 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pxrs.core.records import Ranges
 from pxrs.errors import InvalidRequest
@@ -19,17 +20,22 @@ from pxrs.errors import InvalidRequest
 MOST_BYTES = 4096
 
 
+class _Stretch(NamedTuple):
+    """Offsets that have messages, in rising order. From `start` on there are no others between."""
+
+    start: int
+    offsets: Sequence[int]
+
+
 class Progress:
     """Offsets done so far in one partition. Ranges are disjoint, sorted and never touch."""
 
-    __slots__ = ("_ends", "_gaps", "_last_found", "_starts", "checkpoint")
+    __slots__ = ("_ends", "_starts", "_stretches", "checkpoint")
 
     def __init__(self, checkpoint: int, ranges: Ranges = ()) -> None:
         self.checkpoint = checkpoint
-        # Where the gap before a message begins, for those that have one and are not done.
-        self._gaps: dict[int, int] = {}
-        # The highest of these messages.
-        self._last_found = -1
+        # What was found, the newest last; none of them is all done.
+        self._stretches: list[_Stretch] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
         for start, end in ranges:
@@ -61,33 +67,32 @@ class Progress:
 
     def is_first(self, offset: int) -> bool:
         """Whether the checkpoint moves once the message of this offset is finished."""
-        return self._gaps.get(offset, offset) <= self.checkpoint
+        return self._gap_before(offset, offset) <= self.checkpoint
 
     def found(self, start: int, offsets: Sequence[int], end: int) -> None:
         """Note that from `start` up to `end` only these offsets, in rising order, have messages."""
-        known = self._gaps_left()
+        stretches = [each for each in self._stretches if each.offsets[-1] >= self.checkpoint]
         if offsets:
             # Found again from the middle of a gap, it begins where it did.
-            start = min(start, known.get(offsets[0], start))
-            # Those without a gap before them, too: that says the same, and this is faster.
-            known.update(zip(offsets, (start, *map((1).__add__, offsets)), strict=False))
+            start = min(start, self._gap_before(offsets[0], start))
+            stretches.append(_Stretch(start, offsets))
             start = offsets[-1] + 1
-            self._last_found = max(self._last_found, offsets[-1])
-        self._gaps = known
+        self._stretches = stretches
         if start < end:
             self._finish(start, end)
 
-    def _gaps_left(self) -> dict[int, int]:
-        """The gaps before messages that are not done, as far as they were found."""
-        if self._last_found < self.checkpoint:
-            # Most often all are done.
-            return {}
-        return {offset: gap for offset, gap in self._gaps.items() if offset >= self.checkpoint}
+    def _gap_before(self, offset: int, otherwise: int) -> int:
+        """Where the gap before this message begins, as it was found last."""
+        for first, offsets in reversed(self._stretches):
+            place = bisect_left(offsets, offset)
+            if place < len(offsets) and offsets[place] == offset:
+                return offsets[place - 1] + 1 if place else first
+        return otherwise
 
     def copy(self) -> Progress:
         """Return another one with the same progress."""
         copy = Progress(self.checkpoint, self.ranges)
-        copy._gaps, copy._last_found = self._gaps, self._last_found
+        copy._stretches = self._stretches
         return copy
 
     def finish(self, start: int, end: int | None = None) -> None:
@@ -98,7 +103,7 @@ class Progress:
         end = start + 1 if end is None else end
         if end <= start:
             raise InvalidRequest(f"end must be above start, got {start} up to {end}")
-        self._finish(self._gaps.get(start, start), end)
+        self._finish(self._gap_before(start, start), end)
 
     def _finish(self, start: int, end: int) -> None:
         start = max(start, self.checkpoint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -53,8 +53,14 @@ def size_of(rows: Sequence[Row]) -> int:
 
 def _bytes_of(rows: Sequence[Row]) -> int:
     """Returns how many bytes their keys and values have; those that are None have none."""
-    keys, values = map(_KEY, rows), map(_VALUE, rows)
-    return sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+    return _lengths(_KEY, rows) + _lengths(_VALUE, rows)
+
+
+def _lengths(part: Callable[[Row], bytes | None], rows: Sequence[Row]) -> int:
+    try:
+        return sum(map(len, map(part, rows)))  # type: ignore[arg-type]
+    except TypeError:  # some are None
+        return sum(map(len, filter(None, map(part, rows))))
 
 
 def first_within(rows: Sequence[Row], most: int = READ_BYTES) -> int:

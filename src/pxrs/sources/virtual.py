@@ -2,14 +2,14 @@
 
 All partitions that this process reads share one scan. What is read lies in chunks, split by
 partition, and each partition goes on where its chunk ends, so they stay together by themselves. A
-slow one falls out of the chunks that are kept, and what it needs is read again for it: it does not
-stall the others, and memory stays bounded.
+chunk is dropped once every partition that is being read has had its rows: to free them while they
+are in the processor's cache costs half. A slow partition falls out of the chunks that are kept, and
+what it needs is read again for it: it does not stall the others, and memory stays bounded.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -31,7 +31,7 @@ from pxrs.topics import PREPARED
 from pxrs.types import Bounds, Counted, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
 
 # How many rows are read at a time, and how many bytes of chunks are kept for slower partitions.
-_ROWS = 5000
+_ROWS = 10_000
 _KEPT_BYTES = 16 * 2**20
 _MOST_CHUNKS = 64
 # Of how many keys the partitions are remembered.
@@ -48,6 +48,10 @@ class _Chunk(NamedTuple):
     next: int
     rows: dict[int, list[Row]]
     size: int
+    # The partitions that have not had their rows.
+    waiting: set[int]
+    # How many chunks had been read before it.
+    number: int
 
     @property
     def mean(self) -> int:
@@ -61,16 +65,22 @@ class VirtualLog:
     def __init__(self, topic: Topic, source: Source) -> None:
         self.source = source
         self.topic = topic
+        # What the source can do: to ask each time costs as much as to decode some hundred rows.
+        self._filters = source if isinstance(source, FiltersPartitions) else None
+        self._notices = source if isinstance(source, NoticesAnotherStream) else None
         check_streams(topic.partitions, source)
         self._per_stream = topic.partitions // source.streams
         self._hash = hasher(topic.partitioner, self._per_stream)
         self._partition_of_key: dict[bytes | None, int] = {}
         self._lock = threading.Lock()
-        # By stream and start; the most recently used one is last.
-        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        # By stream and start; the newest one is last.
+        self._chunks: dict[tuple[int, int], _Chunk] = {}
         # The incarnation of the source that they were read from, by stream.
         self._incarnations: dict[int, int] = {}
         self._kept = 0
+        # How many chunks were read; by partition, how many it had been when it last asked.
+        self._chunks_read = 0
+        self._asked: dict[int, int] = {}
 
     @property
     def is_prepared(self) -> bool:
@@ -83,13 +93,10 @@ class VirtualLog:
         stream = partition // self._per_stream
         before = self._incarnation(stream)
         bounds = self._bounds(stream, where, offset)
-        batch = self._filtered(stream, partition, offset)
+        batch = self._filtered(stream, partition, offset, max_bytes)
         if batch is None:
-            with self._lock:
-                chunk = self._chunk(stream, offset)
-            batch = _cut(chunk, partition, offset)
+            batch = self._scanned(stream, partition, offset, max_bytes)
         self._incarnation(stream, before)
-        batch = _within(batch, max_bytes)
         # The seam's type has encoded batches; the code that decodes them takes rows, too.
         batches = cast(list[StoredBatch], [batch] if batch.next > offset else [])
         return Fetched(batches, bounds.start, max(bounds.end, batch.next))
@@ -169,15 +176,15 @@ class VirtualLog:
 
     def _incarnation(self, stream: int, since: int | None = None) -> int:
         """The source's; forgets the rows of an earlier one."""
-        if not isinstance(self.source, NoticesAnotherStream):
+        if self._notices is None:
             return 0
-        now = self.source.incarnation(stream)
+        now = self._notices.incarnation(stream)
         with self._lock:
             if self._incarnations.setdefault(stream, now) != now:
                 self._incarnations[stream] = now
                 for place in [place for place in self._chunks if place[0] == stream]:
-                    self._kept -= self._chunks.pop(place).size
-        return self.source.incarnation(stream, since)
+                    self._drop(place)
+        return self._notices.incarnation(stream, since)
 
     def watch(self) -> Watch:
         """Wakes when there may be more to read."""
@@ -201,13 +208,25 @@ class VirtualLog:
             raise OffsetOutOfRange(where.topic_id, where.partition, offset, *bounds)
         return bounds
 
-    def _filtered(self, stream: int, partition: int, offset: int) -> StoredRows | None:
-        if not isinstance(self.source, FiltersPartitions):
+    def _filtered(
+        self, stream: int, partition: int, offset: int, max_bytes: int
+    ) -> StoredRows | None:
+        if self._filters is None:
             return None
-        read = self.source.read_partition(stream, partition, offset, _ROWS)
+        read = self._filters.read_partition(stream, partition, offset, _ROWS)
         if read is None:
             return None
-        return StoredRows(offset, read.next, read.rows, _size(read))
+        return _within(StoredRows(offset, read.next, read.rows, _size(read)), max_bytes)
+
+    def _scanned(self, stream: int, partition: int, offset: int, max_bytes: int) -> StoredRows:
+        with self._lock:
+            self._asked[partition] = self._chunks_read
+            chunk = self._chunk(stream, offset)
+        batch = _within(_cut(chunk, partition, offset), max_bytes)
+        if batch.next == chunk.next:
+            with self._lock:
+                self._had(stream, chunk, partition)
+        return batch
 
     def _kept_chunk(self, stream: int, offset: int) -> _Chunk | None:
         for (of, start), chunk in reversed(self._chunks.items()):
@@ -219,7 +238,6 @@ class VirtualLog:
         """The chunk with this offset: one that is kept, or else read, up to the next kept one."""
         kept = self._kept_chunk(stream, offset)
         if kept is not None:
-            self._chunks.move_to_end((stream, kept.start))
             return kept
         later = [start for of, start in self._chunks if of == stream and start > offset]
         read = self.source.read(stream, offset, _ROWS, min(later, default=None))
@@ -238,7 +256,9 @@ class VirtualLog:
                 split[self._learn(row[2])].append(row)
         first = stream * self._per_stream
         by_partition = {first + place: found for place, found in enumerate(split)}
-        return _Chunk(offset, read.next, by_partition, _size(read))
+        return _Chunk(
+            offset, read.next, by_partition, _size(read), set(by_partition), self._chunks_read
+        )
 
     def _learn(self, key: bytes | None) -> int:
         if len(self._partition_of_key) >= _MOST_KEYS:
@@ -248,13 +268,31 @@ class VirtualLog:
         self._partition_of_key[key] = place
         return place
 
+    def _had(self, stream: int, chunk: _Chunk, partition: int) -> None:
+        """Drop the chunk if no other partition that is being read waits for it.
+
+        One that has not asked for as long as chunks are kept is not waited for.
+        """
+        chunk.waiting.discard(partition)
+        recent = self._chunks_read - _MOST_CHUNKS
+        place = stream, chunk.start
+        if self._chunks.get(place) is chunk and not any(
+            self._asked.get(other, 0) >= recent for other in chunk.waiting
+        ):
+            self._drop(place)
+
     def _keep(self, stream: int, chunk: _Chunk) -> None:
+        self._chunks_read += 1
         self._chunks[(stream, chunk.start)] = chunk
         self._kept += chunk.size
-        while len(self._chunks) > 1 and (
-            self._kept > _KEPT_BYTES or len(self._chunks) > _MOST_CHUNKS
-        ):
-            _, dropped = self._chunks.popitem(last=False)
+        while len(self._chunks) > 1:
+            place, oldest = next(iter(self._chunks.items()))
+            if self._kept <= _KEPT_BYTES and oldest.number > chunk.number - _MOST_CHUNKS:
+                break
+            self._drop(place)
+
+    def _drop(self, place: tuple[int, int]) -> None:
+        if (dropped := self._chunks.pop(place, None)) is not None:
             self._kept -= dropped.size
 
 
