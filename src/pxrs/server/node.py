@@ -192,6 +192,7 @@ class Node:
                 partial(view_of, cluster),
                 server.room,
                 self._settings.request_timeout,
+                metrics,
             )
             cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
             self.routes = tuple(self._routes(served))
