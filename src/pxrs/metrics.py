@@ -27,7 +27,7 @@ COMMIT_SECONDS = Metric(
     "pxrs_commit_seconds", "histogram", "Seconds until checkpoints were written."
 )
 PRODUCED = Metric("pxrs_produced_messages", "counter", "Messages produced.", ("topic",))
-FETCHED = Metric("pxrs_fetched_messages", "counter", "Messages fetched as JSON.", ("topic",))
+FETCHED = Metric("pxrs_fetched_messages", "counter", "Messages fetched.", ("topic",))
 FENCED = Metric("pxrs_fenced_commits", "counter", "Commits of partitions that another member owns.")
 WAITING = Metric("pxrs_waiting_fetches", "gauge", "Fetches that wait for messages.")
 HELD_MEMBERS = Metric("pxrs_held_members", "gauge", "Members that this node holds for clients.")

@@ -16,7 +16,7 @@ import pxrs
 from pxrs import ABSENT, AlreadyExists, ConfigError, OutcomeUnknown, Pxrs
 from pxrs.client.topology import NodeAddress, NodesView, TopologyChange
 from pxrs.core.kv import Change, shard_of, slot_of_shard
-from pxrs.errors import RetryExhausted, StoreBusy, StoreUnavailable
+from pxrs.errors import NotLeader, RetryExhausted, StoreBusy, StoreUnavailable
 from pxrs.kv.group_commit import Waiting
 from pxrs.kv.led import LedKeys, Timed
 from support.child import PATIENCE
@@ -148,7 +148,8 @@ def test_one_who_is_not_the_leader_names_it(three: ThreeNodes, px: Pxrs) -> None
     (key, *_) = [key for key in KEYS if three.leader_of(key) == "b"]
     px.kv.put(key, "1")
     wrong = NodeAddress("c", three.nodes["c"].address)
-    px.client._topology.learn(slot_of_shard(shard_of(key.encode())), wrong)
+    topology = px.client._topology
+    topology.learn(slot_of_shard(shard_of(key.encode())), wrong, topology.view.epoch)
     px.kv.put(key, "2")
     assert px.client.stats().router.hints == 1
     assert (three.asked["b"]["write"], three.asked["c"]["write"]) == (2, 1)
@@ -157,6 +158,26 @@ def test_one_who_is_not_the_leader_names_it(three: ThreeNodes, px: Pxrs) -> None
     entry = px.kv.get(key)
     assert entry is not None
     assert (entry.value, entry.version.index) == (b"3", 3)
+
+
+def test_a_leader_that_is_named_too_late_is_not_believed(three: ThreeNodes, px: Pxrs) -> None:
+    """The view has changed while the answer was on its way."""
+    (key, *_) = [key for key in KEYS if three.leader_of(key) == "b"]
+    topology = px.client._topology
+    view = px.client.view()
+    keys = three.nodes["b"].remote.keys
+
+    def name_another(*given: Any, **named: Any) -> Any:
+        topology.update(NodesView(view.epoch + 1, view.nodes, view.slots))
+        raise NotLeader(key.encode(), "c", three.nodes["c"].address)
+
+    keys.write = name_another  # type: ignore[method-assign]
+    # One that is sent again is written by any node.
+    px.kv.put(key, "1")
+    assert three.asked["c"]["write"] == 1
+    leader = px.client._router.node_for(key.encode())
+    assert leader is not None
+    assert leader.name == "b"
 
 
 def test_nodes_that_come_and_go_are_noticed(three: ThreeNodes, px: Pxrs) -> None:

@@ -56,6 +56,17 @@ def test_one_deadline_is_over_all_attempts() -> None:
         tries.again(StoreUnavailable("x"))
 
 
+def test_pauses_are_counted_by_the_same_clock() -> None:
+    clock = VirtualClock()
+    policy = RetryPolicy(Backoff(1.0, 1.0, jitter=0.0), 10.0, clock, clock.advance)
+    tries = policy.begin()
+    with pytest.raises(RetryExhausted) as raised:
+        for _ in range(100):
+            tries.again(StoreUnavailable("x"))
+    assert raised.value.attempts == 10
+    assert (clock.monotonic(), tries.left) == (9.0, 1.0)
+
+
 # Topology
 
 
@@ -91,10 +102,24 @@ def test_changes_are_told() -> None:
 def test_a_hint_counts_until_the_next_view() -> None:
     topology = Topology()
     topology.update(view(1, A))
-    topology.learn(7, B)
+    topology.learn(7, B, 1)
     assert (topology.leader_of(7), topology.leader_of(8)) == (B, A)
     topology.update(view(2, A, C))
     assert topology.leader_of(7) == C
+    # The answer to a question of before comes late.
+    topology.learn(7, B, 1)
+    assert topology.leader_of(7) == C
+
+
+def test_a_hint_to_a_node_that_does_not_answer_is_dropped() -> None:
+    topology = Topology()
+    topology.update(view(1, A))
+    router = Router(topology, VirtualClock())
+    for key in (b"k", b"other"):
+        router.learn(key, B, 1)
+    router.learn(b"third", C, 1)
+    router.avoid(B)
+    assert [router.node_for(key) for key in (b"k", b"other", b"third")] == [A, A, C]
 
 
 def test_nobody_leads_what_is_not_known() -> None:
@@ -124,7 +149,7 @@ def test_a_node_that_does_not_answer_is_avoided_for_a_while() -> None:
     assert router.node_for(b"k") is None
     clock.advance(3)
     assert router.node_for(b"k") == A
-    router.learn(b"k", B)
+    router.learn(b"k", B, 1)
     assert router.node_for(b"k") == B
     assert router.stats == (1, 1024, 3, 1, 1)
 

@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -580,10 +581,20 @@ def test_polls_wait_for_so_many_topics(node: LocalNode, monkeypatch: pytest.Monk
     client.close()
 
 
+@pytest.fixture
+def many_files() -> Iterator[int]:
+    """As many open files as this process may have, until the test has ended."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2**16 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    yield max(soft, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.long
-def test_thousands_of_connections() -> None:
+def test_ten_thousand_connections(many_files: int) -> None:
     """Those over the limit are told so, those that are there are served, and all is well after."""
-    most = min(5000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
+    most = min(10_000, many_files - 500)
     node = NodeProcess("memory://", "--max-connections", str(most))
     try:
         client = node.client()

@@ -11,7 +11,8 @@ import pytest
 
 from pxrs.errors import ConfigError
 from pxrs.server.settings import Endpoint, load_settings, open_to_others, parse_endpoint
-from support.node import Client, LocalNode, NodeProcess
+from pxrs.topics import Topics
+from support.node import Client, LocalNode, NodeProcess, looks
 
 
 @pytest.fixture
@@ -24,6 +25,28 @@ def test_health_and_the_document(client: Client) -> None:
     document = client.get("/openapi.json").json
     assert "/v1/topics/{topic}/messages" in document["paths"]
     assert document["openapi"] == "3.1.0"
+
+
+def test_a_bug_in_a_look_at_the_store_does_not_end_the_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pxrs.server.node._CHECK_SOON", 0.01)
+    looked: list[None] = []
+    look = Topics.list
+
+    def fail_once(topics: Topics) -> object:
+        looked.append(None)
+        if len(looked) == 1:
+            raise RuntimeError("a bug")
+        return look(topics)
+
+    monkeypatch.setattr(Topics, "list", fail_once)
+    with LocalNode("memory://") as node:
+        client = node.client()
+        for _ in looks():
+            if client.get("/health/ready").status == 200:
+                break
+        client.close()
 
 
 def test_paths_and_methods(client: Client) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pxrs
+from pxrs import aio
 from pxrs.core.kv import shard_of
 from pxrs.core.routing import SLOTS
+from pxrs.errors import BufferFull
+from pxrs.server.cluster import Cluster
+from pxrs.server.keys import KeyService, Together
 from pxrs.server.rest.problems import HttpError
-from support.node import Client, LocalNode
+from support.child import PATIENCE
+from support.loops import elsewhere, run
+from support.node import Client, LocalNode, looks
 from support.shared_commits import SharedCommits, count_arrivals
 
 
@@ -76,6 +85,83 @@ def test_keys_and_values_of_any_bytes(node: LocalNode, client: Client) -> None:
 def test_bad_input(node: LocalNode, client: Client, method: str, path: str, body: Any) -> None:
     assert client(method, path, body).status == 400
     assert list(node.px.kv.scan()) == []
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(it, marks=pytest.mark.engine(it)) for it in ("sqlite", "etcd")]
+)
+def test_slots_that_a_node_gets_while_it_starts_are_led(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes raise the term, and in a store without a clock values expire."""
+    url = (
+        f"sqlite:///{tmp_path}/node.db"
+        if engine == "sqlite"
+        else request.getfixturevalue("etcd_url")
+    )
+    with pxrs.connect(url) as px:
+        before = px.kv.put("k", "x")
+
+    class Slow(KeyService):
+        def __init__(self, px: aio.Pxrs, cluster: Cluster) -> None:
+            super().__init__(px, cluster)
+            for _ in looks():
+                if None not in cluster.view.slots:
+                    break
+
+    monkeypatch.setattr("pxrs.server.node.KeyService", Slow)
+    with LocalNode(url) as node:
+        client = node.client()
+        assert put(client, "k", "x", ttl=0.001).json["version"]["term"] == before.term + 1
+        for _ in looks():
+            if client.get("/v1/kv/k").status == 404:
+                break
+        client.close()
+
+
+def test_more_requests_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were taken before are answered, and then there is room again."""
+    monkeypatch.setattr("pxrs.server.keys._MOST_WAITING", 2)
+    began, go_on = threading.Event(), threading.Event()
+    rounds: list[list[int]] = []
+
+    def double(works: Sequence[int]) -> list[int]:
+        rounds.append([*works])
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return [2 * work for work in works]
+
+    async def play() -> None:
+        async with aio.connect("memory://") as px:
+            together: Together[int, int] = Together(px, double)
+            tasks = [asyncio.create_task(together(1))]
+            await elsewhere(began.wait)
+            tasks += [asyncio.create_task(together(work)) for work in (2, 3, 4)]
+            await asyncio.sleep(0)
+            go_on.set()
+            *answered, refused = await asyncio.gather(*tasks, return_exceptions=True)
+            assert answered == [2, 4, 6]
+            assert isinstance(refused, BufferFull)
+            assert await together(5) == 10
+            assert rounds == [[1], [2, 3], [5]]
+
+    run(play())
+
+
+def test_an_error_is_told_to_all_who_share_the_call() -> None:
+    failure = RuntimeError("a bug")
+
+    def fail(works: Sequence[int]) -> list[int]:
+        raise failure
+
+    async def play() -> None:
+        async with aio.connect("memory://") as px:
+            together: Together[int, int] = Together(px, fail)
+            for _ in range(2):
+                told = await asyncio.gather(*map(together, range(3)), return_exceptions=True)
+                assert told == [failure] * 3
+
+    run(play())
 
 
 @pytest.mark.long

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+import pxrs
 from pxrs import metrics as names
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.errors import GroupNotFound
+from pxrs.errors import GroupNotFound, TopicNotFound
 from pxrs.metrics import Metric
 from pxrs.server.metrics import Metrics
+from pxrs.types import LogPartition
 from support.child import PATIENCE
 from support.node import Client, LocalNode, looks
 
@@ -195,6 +197,62 @@ def test_values(client: Client) -> None:
     age = time.time() - 1700000000
     assert age - 3600 < value('pxrs_group_lag_seconds{group="billing"}') <= age
     assert value('pxrs_queue_oldest_seconds{queue="mail"}') > 0
+
+
+def test_messages_of_raw_batches_are_counted_from_the_offset_on(client: Client) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    client.post("/v1/topics/orders/messages", {"messages": [{"value": "a"}] * 5})
+    for offset in (2, 5):
+        page = client.get(f"/v1/topics/orders/partitions/0/batches?offset={offset}")
+        assert page.status == 200
+    assert counted(client)['pxrs_fetched_messages_total{topic="orders"}'] == 3
+
+
+def test_calls_of_remote_clients_are_counted(
+    node: LocalNode, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages by their topic, whose name the node does not hear with them; commits, and errors."""
+    monkeypatch.setattr("pxrs.server.metrics._FRESH", 0.0)
+    with pxrs.connect(f"pxrs://{node.address}") as px:
+        for topic in ("orders", "gone"):
+            px.topics.create(topic, partitions=1)
+            with px.producer() as producer:
+                for _ in range(3):
+                    producer.send(topic, b"x").result()
+        px.topics.delete("gone")
+        where = LogPartition(px.topics.find("orders").id, 0)
+        assert px.stores.log.fetch(where, 1, 1000).batches[-1].next == 3
+        before = counted(client)
+        with px.consumer("orders", group="billing", auto_commit=False) as consumer:
+            for message in consumer:
+                if message.offset == 2:
+                    break
+            consumer.commit()
+        with px.transaction() as tx:
+            tx.send("orders", b"d")
+        with pytest.raises(TopicNotFound):
+            px.stores.log.fetch(LogPartition("none", 0), 0, 1000)
+    after = counted(client)
+    assert before['pxrs_produced_messages_total{topic="orders"}'] == 3
+    assert before['pxrs_fetched_messages_total{topic="orders"}'] == 2
+    assert before["pxrs_produce_seconds_count"] == 6
+    assert before["pxrs_commit_seconds_count"] == 0
+    assert after['pxrs_produced_messages_total{topic="orders"}'] == 4
+    assert after['pxrs_fetched_messages_total{topic="orders"}'] == 5
+    assert after["pxrs_produce_seconds_count"] == 7
+    assert after["pxrs_commit_seconds_count"] >= 1
+    calls = 'pxrs_requests_total{method="pxrs",route="log.'
+    assert after[f'{calls}append",status="OK"}}'] == 6
+    assert after[f'{calls}fetch",status="topic_not_found"}}'] == 1
+    assert after['pxrs_request_seconds_count{route="log.append"}'] == 6
+    assert not any("gone" in name for name in after)
+
+
+def counted(client: Client) -> dict[str, float]:
+    """The samples of a scrape."""
+    lines = client.get("/metrics").body.decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
 
 
 def test_a_batch_that_was_there_already_is_not_counted_again(client: Client) -> None:

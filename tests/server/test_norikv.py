@@ -245,10 +245,29 @@ def test_admin_health_and_what_there_is_not() -> None:
         assert client.refused("Kv/Scan", b"").code == "UNIMPLEMENTED"
         node.wait_until(lambda: not node._node._trouble)
         for name in ("", "norikv.v1.Kv"):
-            told = client.raw("/grpc.health.v1.Health/Check", field(1, name) if name else b"")
-            assert told == bytes.fromhex("0801")
-        unknown = client.raw("/grpc.health.v1.Health/Check", field(1, "other"))
+            told = client.raw(f"{rpc.HEALTH}Check", field(1, name) if name else b"")
+            assert told == rpc.SERVING
+        unknown = client.raw(f"{rpc.HEALTH}Check", field(1, "other"))
         assert unknown[0] == "NOT_FOUND"
+
+
+@pytest.mark.engine("memory")
+def test_who_watches_a_nodes_health_is_told_that_it_stops() -> None:
+    with (
+        LocalNode("memory://", grpc_listen="127.0.0.1:0") as node,
+        RpcClient(node.rpc) as client,
+    ):
+        node.wait_until(lambda: not node._node._trouble)
+        watches = [
+            client.watch(field(1, name) if name else b"", f"{rpc.HEALTH}Watch")
+            for name in ("", "norikv.v1.Kv")
+        ]
+        unknown = client.watch(field(1, "other"), f"{rpc.HEALTH}Watch")
+        assert [next(watch) for watch in watches] == [rpc.SERVING] * 2
+        assert next(unknown) == rpc.UNKNOWN
+        node.stop()
+        assert [list(watch) for watch in watches] == [[rpc.NOT_SERVING]] * 2
+        assert list(unknown) == []
 
 
 @pytest.mark.engine("memory")

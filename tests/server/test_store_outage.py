@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 import pxrs
+from support import rpc
 from support.node import LocalNode, looks
 from support.proxy import Proxy
 
@@ -25,7 +26,11 @@ def test_a_node_says_that_its_store_is_away(
     port = int(postgres_url.rpartition("/")[0].rpartition(":")[2])
     with Proxy(port) as proxy:
         url = f"postgresql://postgres@{proxy.address}/{database}"
-        with LocalNode(url) as node, closing(node.client()) as client:
+        with (
+            LocalNode(url, grpc_listen="127.0.0.1:0") as node,
+            closing(node.client()) as client,
+            rpc.RpcClient(node.rpc) as rpc_client,
+        ):
 
             def wait_for(status: int) -> str:
                 for _ in looks():
@@ -35,13 +40,18 @@ def test_a_node_says_that_its_store_is_away(
                 return str(answer.json["reason"])
 
             assert wait_for(200) == ""
+            health = rpc_client.watch(path=f"{rpc.HEALTH}Watch")
+            assert next(health) == rpc.SERVING
             proxy.refuse() if how == "refuses" else proxy.cut()
             reason = wait_for(503)
             assert "the store" in reason
             assert proxy.address not in reason  # who may not read the store's URL can read this
             assert client.get("/health/live").json["alive"] is True
+            assert rpc_client.raw(f"{rpc.HEALTH}Check", b"") == rpc.NOT_SERVING
+            assert next(health) == rpc.NOT_SERVING
             proxy.heal()
             assert wait_for(200) == ""
+            assert next(health) == rpc.SERVING
             text = client.get("/metrics").body.decode()
             (line,) = re.findall(r"^pxrs_store_outages_total (.*)$", text, re.MULTILINE)
             assert float(line) >= 1

@@ -10,6 +10,9 @@ import grpc
 from support.child import PATIENCE
 
 Fields = dict[int, list[Any]]
+HEALTH = "/grpc.health.v1.Health/"
+# The answers of gRPC's health service.
+SERVING, NOT_SERVING, UNKNOWN = (bytes([8, status]) for status in (1, 2, 3))
 
 
 def varint(number: int) -> bytes:
@@ -166,7 +169,7 @@ class RpcClient:
         assert isinstance(answer, Told), answer
         return answer
 
-    def watch(self, request: bytes = b"") -> Any:
-        """The views of `WatchCluster`: an iterator that can be cancelled."""
-        stream = self._channel.unary_stream("/norikv.v1.Meta/WatchCluster")
+    def watch(self, request: bytes = b"", path: str = "/norikv.v1.Meta/WatchCluster") -> Any:
+        """The answers of a stream, such as the views: an iterator that can be cancelled."""
+        stream = self._channel.unary_stream(path)
         return stream(request, metadata=self._metadata, **self._how)

@@ -14,8 +14,7 @@ from pxrs.client.router import Router
 from pxrs.client.stats import ClientStats
 from pxrs.client.stream import Pending
 from pxrs.client.topology import NodeAddress, NodesView, Topology, TopologyChange
-from pxrs.clock import Clock
-from pxrs.errors import Closed, OutcomeUnknown, PxrsError, StoreUnavailable
+from pxrs.errors import Closed, NotLeader, OutcomeUnknown, PxrsError, StoreUnavailable
 
 _LOG = logging.getLogger("pxrs.remote")
 # A call leaves a node that is silent this long, if another node can answer it.
@@ -27,10 +26,10 @@ _LOOK = 30.0
 class Client:
     """The nodes behind a `pxrs://` URL. Thread-safe."""
 
-    def __init__(self, link: Link, clock: Clock) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._topology = Topology()
-        self._router = Router(self._topology, clock)
+        self._router = Router(self._topology, link.retry.clock)
         self._following = threading.Lock()
         self._watch: Armed | None = None
         self._closed = threading.Event()
@@ -70,9 +69,6 @@ class Client:
         self._follow(tries)
         return self._router.node_for(key)
 
-    def _learn(self, key: bytes, leader: NodeAddress) -> None:
-        self._router.learn(key, leader)
-
     def _now(self) -> float:
         return self._link.retry.clock.monotonic()
 
@@ -83,9 +79,10 @@ class Client:
         """One attempt at a call to this node, or to any; raises the error that it is answered.
 
         Without an answer it raises `OutcomeUnknown` if the call may have been executed, else
-        `StoreUnavailable`; the node is avoided for a while.
+        `StoreUnavailable`; the node is avoided for a while. The leader that `NotLeader` names is
+        noted.
         """
-        link = self._link
+        link, epoch = self._link, self._topology.view.epoch
         link.origin.refuse_child()
         method = link.methods[name]
         stream = None
@@ -100,6 +97,9 @@ class Client:
         if link.answered(stream, pending, min(_SILENCE, tries.left)):
             try:
                 return method.decode_answer(pending.body)
+            except NotLeader as error:
+                self._router.learn(error.key, NodeAddress(error.node, error.address), epoch)
+                raise
             except StoreUnavailable:
                 # Another node may reach the store.
                 self._router.avoid(node) if node is not None else link.leave(stream)

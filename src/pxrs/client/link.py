@@ -19,7 +19,7 @@ from pxrs.client.pool import Pool
 from pxrs.client.retry import RetryPolicy, Tries
 from pxrs.client.stats import Latencies
 from pxrs.client.stream import Pending, Stream
-from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import RemoteSettings
 from pxrs.core.retry import Backoff
 from pxrs.errors import (
@@ -41,22 +41,23 @@ _AVOIDED = 3.0
 
 
 class Link:
-    """Calls of the methods to any node. Thread-safe."""
+    """Calls of the methods to any node. Thread-safe.
 
-    def __init__(
-        self, settings: RemoteSettings, methods: Mapping[str, Method], clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    Sockets are waited for in real time, so all deadlines of calls are real time, too.
+    """
+
+    def __init__(self, settings: RemoteSettings, methods: Mapping[str, Method]) -> None:
         self.origin = Origin()
         self.methods = methods
         backoff = Backoff(settings.retry_first, settings.retry_longest, attempts=settings.attempts)
-        self.retry = RetryPolicy(backoff, settings.timeout, clock)
+        self.retry = RetryPolicy(backoff, settings.timeout, SYSTEM_CLOCK)
         self.latencies = Latencies()
-        self.pool = Pool(settings, methods["coord.get"], self._wake, clock)
+        self.pool = Pool(settings, methods["coord.get"], self._wake, SYSTEM_CLOCK)
         self._hosts = settings.hosts
         self._connecting = threading.Lock()
         self._stream: Stream | None = None
         self._next = 0
-        self._clock = clock
+        self._clock = SYSTEM_CLOCK
         # By host: until when the others are tried first.
         self._avoided: dict[str, float] = {}
         self._closed = threading.Event()

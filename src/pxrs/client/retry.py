@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from pxrs.chance import CHANCE
 from pxrs.client.stats import RetryStats
@@ -12,12 +13,22 @@ from pxrs.errors import PxrsError, RetryExhausted
 
 
 class RetryPolicy:
-    """Counts the attempts of all calls. Thread-safe."""
+    """Counts the attempts of all calls. Thread-safe.
 
-    def __init__(self, backoff: Backoff, timeout: float, clock: Clock) -> None:
+    `wait` lets time pass between two attempts: it must be the time that the clock shows.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        timeout: float,
+        clock: Clock,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
         self.backoff = backoff
         self.timeout = timeout
         self.clock = clock
+        self.wait = wait or threading.Event().wait
         self._lock = threading.Lock()
         self._retries = self._exhausted = 0
 
@@ -68,4 +79,4 @@ class Tries:
             raise RetryExhausted(self._failures, error) from error
         self._policy.count()
         if not at_once:
-            threading.Event().wait(delay)
+            self._policy.wait(delay)

@@ -32,16 +32,17 @@ class Router:
             self._elsewhere += not found
         return leader if found else None
 
-    def learn(self, key: bytes, leader: NodeAddress) -> None:
-        """Note that a node has named another one as the leader of this key."""
+    def learn(self, key: bytes, leader: NodeAddress, epoch: int) -> None:
+        """Note that a node has named another one as the leader of this key. See `Topology`."""
         with self._lock:
             self._hints += 1
-        self._topology.learn(slot_of_shard(shard_of(key)), leader)
+        self._topology.learn(slot_of_shard(shard_of(key)), leader, epoch)
 
     def avoid(self, node: NodeAddress) -> None:
         """Note that the node does not answer."""
         with self._lock:
             self._avoided[node.name] = self._clock.monotonic() + _AVOIDED
+        self._topology.forget_hints(node)
 
     def _is_avoided(self, name: str) -> bool:
         until = self._avoided.get(name)

@@ -58,10 +58,19 @@ class Topology:
         name = view.slots[slot] if slot < len(view.slots) else None
         return None if name is None else self._nodes.get(name)
 
-    def learn(self, slot: int, leader: NodeAddress) -> None:
-        """Note a leader that a node has named; it counts until the next view."""
+    def learn(self, slot: int, leader: NodeAddress, epoch: int) -> None:
+        """Note a leader that a node has named; it counts until the next view.
+
+        `epoch`: of the view by which the node was asked. If another one came since, that counts.
+        """
         with self._lock:
-            self._hints[slot] = leader
+            if epoch == self.view.epoch:
+                self._hints[slot] = leader
+
+    def forget_hints(self, node: NodeAddress) -> None:
+        """Drop the hints to a node that does not answer: the view counts again."""
+        with self._lock:
+            self._hints = {slot: it for slot, it in self._hints.items() if it.name != node.name}
 
     def update(self, view: NodesView) -> None:
         """Take a view, unless a later one is known, and call the listeners."""

@@ -276,6 +276,7 @@ def _unpacked(value: bytes, kind: type[R]) -> R | None:
 
 _PACKED: dict[type, Any] = {Head: PackedHead, Move: PackedMove}
 GROUPS_PREFIX = "group/"
+CLAIMS_PREFIX = "claims/"
 
 
 def head_key(group: str) -> str:
@@ -291,11 +292,11 @@ def member_key(group: str, name: str) -> str:
 
 
 def claims_prefix(group: str) -> str:
-    return f"claims/{group}/"
+    return f"{CLAIMS_PREFIX}{group}/"
 
 
 def claim_key(group: str, topic_id: str, partition: int) -> str:
-    return f"claims/{group}/{topic_id}/{partition}"
+    return f"{CLAIMS_PREFIX}{group}/{topic_id}/{partition}"
 
 
 def history_prefix(group: str) -> str:

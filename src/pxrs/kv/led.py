@@ -270,9 +270,7 @@ class NodeWriter:
     def _next_node(self, error: PxrsError, key: bytes, tries: Tries) -> NodeAddress | None:
         """The node to send a batch to after this error; raises it if another attempt is no use."""
         if isinstance(error, NotLeader):
-            leader = NodeAddress(error.node, error.address)
-            self._client._learn(error.key, leader)
-            return leader
+            return NodeAddress(error.node, error.address)
         if error.retryable or isinstance(error, OutcomeUnknown):
             # The node that leads the key now, or any: the fence is in the store.
             return self._client._node_for(key, tries)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from pxrs.aio.threads import Threads
 from pxrs.core.sequences import WINDOW
-from pxrs.errors import BufferFull, PxrsError
+from pxrs.errors import BufferFull, OutcomeUnknown
 from pxrs.stores.api import LogStore
 from pxrs.types import Append, Appended, LogPartition
 
@@ -81,16 +82,18 @@ class Appends:
 
     async def _commit(self, taken: list[_Waiting]) -> None:
         appends = [waiting.append for waiting in taken]
-        results: list[Appended | PxrsError]
+        results: Sequence[Appended | Exception]
         try:
             results = await self._threads.call(partial(self._log.append, appends))
-        except PxrsError as error:
+            if len(results) != len(taken):
+                raise OutcomeUnknown(f"{len(results)} answers to {len(taken)} batches")
+        except Exception as error:  # noqa: BLE001 - each request gets it
             results = [error] * len(taken)
         for waiting, result in zip(taken, results, strict=True):
             self._bytes -= len(waiting.append.batch.data)
             if waiting.answer.done():
                 continue  # its client has gone
-            if isinstance(result, PxrsError):
+            if isinstance(result, Exception):
                 waiting.answer.set_exception(result)
             else:
                 waiting.answer.set_result(result)

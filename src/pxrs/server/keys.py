@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
@@ -78,12 +79,15 @@ class KeyService:
         self._keys: KeyValues = px._blocking.kv
         self._cluster = cluster
         self._led: frozenset[int] = frozenset()
+        self._leading = threading.Lock()
         self._write: Together[Change, Written] = Together(px, self._write_all)
         self._read: Together[tuple[bytes, str], Entry | None] = Together(px, self._read_all)
         self._timers: Timers | None = None
         if not isinstance(px._blocking.stores.coord, TellsTime):
             self._timers = self._keys._keep_time(lambda shard: slot_of_shard(shard) in self._led)
             self._timers.start()
+        # First: a view that is published after this look is applied by the cluster's thread.
+        cluster.on_change(self.lead)
         self.lead(cluster.view)
 
     def close(self) -> None:
@@ -92,19 +96,22 @@ class KeyService:
             self._timers.close()
 
     def lead(self, view: ClusterView) -> None:
-        """Note which node leads which slot: the first write to a shard gained raises its term."""
+        """Note which slots this node leads: the first write to a shard gained raises its term."""
         name = self._cluster.here.name
-        led = frozenset(slot for slot, leader in enumerate(view.slots) if leader == name)
-        gained, lost = led - self._led, self._led - led
-        self._led = led
+        with self._leading:
+            # Not `view`: another thread may have applied a later one meanwhile.
+            slots = self._cluster.view.slots
+            led = frozenset(slot for slot, leader in enumerate(slots) if leader == name)
+            gained, lost = led - self._led, self._led - led
+            self._led = led
+            self._keys._lead(
+                *(
+                    [it for it in range(SHARDS) if slot_of_shard(it) in changed]
+                    for changed in (gained, lost)
+                )
+            )
         if gained and self._timers is not None:
             self._timers.look_again()
-        self._keys._lead(
-            *(
-                [it for it in range(SHARDS) if slot_of_shard(it) in slots]
-                for slots in (gained, lost)
-            )
-        )
 
     async def put(
         self,

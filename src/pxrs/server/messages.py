@@ -203,7 +203,9 @@ class Messages:
             data = b"".join(batch.data for batch in fetched.batches)
             return RawPage(data, after, fetched.start, fetched.end)
 
-        return await self._polled(topic, partition, offset, wait, look, lambda page: page.data)
+        page = await self._polled(topic, partition, offset, wait, look, lambda page: page.data)
+        self._metrics.count(names.FETCHED, topic, by=page.next - offset)
+        return page
 
     async def offsets_at(self, topic: str, timestamp: int) -> dict[int, int | None]:
         """Per partition, the offset of the first message of that time (ms) or later."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -30,7 +32,7 @@ _LOG = logging.getLogger("pxrs.serve")
 
 
 class Metrics:
-    """The metrics of one node. Used by one event loop."""
+    """The metrics of one node. Used by one event loop; any thread may count and observe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,6 +43,10 @@ class Metrics:
         self._looking: asyncio.Task[None] | None = None
         # Of each group when it was looked at last.
         self._generations: dict[str, int] | None = None
+        # By the id of their log, and what was counted of topics whose name is not known yet.
+        self._topic_names: dict[str, str] = {}
+        self._unnamed: Tally[tuple[Metric, str]] = Tally()
+        self._lock = threading.Lock()
         for metric in vars(names).values():
             if isinstance(metric, Metric):
                 self._make(metric)
@@ -55,6 +61,16 @@ class Metrics:
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         """Raise a counter."""
         self._find(metric, labels).inc(by)
+
+    def count_of_topic(self, metric: Metric, topic_id: str, by: int) -> None:
+        """Raise a counter of the topic that has this log; the next look finds out its name."""
+        name = self._topic_names.get(topic_id)
+        if name is not None:
+            # Clients say how many messages their batches have.
+            self.count(metric, name, by=max(0, by))
+            return
+        with self._lock:
+            self._unnamed[metric, topic_id] += max(0, by)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge."""
@@ -94,6 +110,7 @@ class Metrics:
 
     async def _look(self, px: Pxrs) -> None:
         try:
+            await self._name_topics(px)
             await self._look_at_groups(px)
             await self._look_at_queues(px)
         except PxrsError:
@@ -103,6 +120,22 @@ class Metrics:
         finally:
             self._asked_at = self._clock.monotonic()
             self._looking = None
+
+    async def _name_topics(self, px: Pxrs) -> None:
+        """Counts what waits for the name of its topic; of one that was deleted it is dropped."""
+        with self._lock:
+            if not self._unnamed:
+                return
+            unnamed, self._unnamed = self._unnamed, Tally()
+        try:
+            self._topic_names = {topic.id: topic.name for topic in await px.topics.list()}
+        except BaseException:
+            with self._lock:
+                self._unnamed.update(unnamed)
+            raise
+        for (metric, topic_id), by in unnamed.items():
+            if (name := self._topic_names.get(topic_id)) is not None:
+                self.count(metric, name, by=by)
 
     async def _look_at_groups(self, px: Pxrs) -> None:
         groups = await px.groups.list()

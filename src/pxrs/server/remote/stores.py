@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -42,7 +43,9 @@ from pxrs.errors import (
     StoreError,
     quoted,
 )
+from pxrs.server.metrics import Metrics
 from pxrs.server.remote.gate import Gate
+from pxrs.server.remote.measures import Measures
 from pxrs.server.remote.rights import CLUSTER
 from pxrs.server.remote.warm_threads import WarmThreads
 from pxrs.server.remote.watches import Watched, Watches
@@ -145,6 +148,7 @@ class StoreService:
         view: Callable[[], NodesView],
         room: Room | None = None,
         seconds: float = _SECONDS,
+        metrics: Metrics | None = None,
     ) -> None:
         self.stores = stores
         self.node = node
@@ -153,6 +157,7 @@ class StoreService:
         self.gate = Gate(stores)
         self.room = room or Room(_MAX_INFLIGHT)
         self.seconds = seconds
+        self.measures = Measures(metrics or Metrics(SYSTEM_CLOCK))
         self.turns = asyncio.Semaphore(_MOST_CALLS)
         self.watches = Watches()
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
@@ -485,17 +490,21 @@ class Stream:
     def _make(self, number: int, name: str, arguments: msgspec.Raw, size: int) -> None:
         """Makes one call, and has its answer sent."""
         kind, body = _NONE, frames.NOTHING
+        failed, began = "", perf_counter()
         try:
             if not self._over and not self._service.was_frozen:
                 kind, body = self._answer(number, name, arguments)
         except PxrsError as error:
-            kind, body = ERROR, frames.encode_error(_told(error))
+            kind, body, failed = ERROR, frames.encode_error(_told(error)), error.code
         except Exception:  # noqa: BLE001 - told and logged
             # A bug of ours; nobody knows how far it came.
             _LOG.exception("a call of %s failed", quoted(name))
-            failed = OutcomeUnknown("the node failed to do this; its log has the details")
-            kind, body = ERROR, frames.encode_error(failed)
+            lost = OutcomeUnknown("the node failed to do this; its log has the details")
+            kind, body, failed = ERROR, frames.encode_error(lost), "internal_error"
         finally:
+            # First: whoever has the answer sees it counted.
+            if failed:
+                self._service.measures.failed(name, failed, perf_counter() - began)
             self._done.append((number, kind, body, size))
             if not self._ringing:
                 self._ringing = True
@@ -509,13 +518,16 @@ class Stream:
         if method is None:
             raise InvalidRequest(f"there is no method {quoted(name)}")
         call, given, limited = self._target(name), method.decode(arguments), self._limited
+        began = perf_counter()
         answer = (
             call(**given)
             if limited is None
             else self._service.gate.call(limited, name, given, call)
         )
+        took = perf_counter() - began
         body = method.encode_answer(answer)
         _check_answer(len(memoryview(body)))
+        self._service.measures.done(name, given, answer, took)
         return ANSWER, body
 
     def _target(self, name: str) -> Callable[..., Any]:

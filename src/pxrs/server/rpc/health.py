@@ -18,7 +18,10 @@ _LOOK = 1.0
 
 
 class Health:
-    """Reports whether the node should get calls. `services`: those that it knows by name."""
+    """Reports whether the node should get calls. `services`: those that it knows by name.
+
+    A node that stops answers every watch a last time, and ends it.
+    """
 
     def __init__(
         self, calls: Calls, is_well: Callable[[], bool], services: Collection[str]
@@ -57,6 +60,8 @@ class Health:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._ended.wait()
+        if told == _SERVING:
+            yield self._answer(_NOT_SERVING)
 
     def _status(self, request: bytes) -> int:
         if decoded(self._request, request).service not in self._services:

@@ -247,8 +247,8 @@ class RemoteStores:
 
     def __init__(self, settings: RemoteSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.url = settings.url
-        self._link = Link(settings, wire.METHODS, clock)
-        self.client = Client(self._link, clock)
+        self._link = Link(settings, wire.METHODS)
+        self.client = Client(self._link)
         try:
             self._coord = RemoteCoord(self._link, clock)
             self._log = RemoteLog(self._link)
