@@ -80,7 +80,7 @@ def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
             assert back.rebalance_state == "PREPARING_REBALANCE"
             held = first.groups._hosts[GROUP]._members["a"]
             assert held.client == "dmq:a"
-            while not held.settled:
+            while not held.standing.settled:
                 await asyncio.sleep(0)
             # Another joins. The partition stays until the notice is over, whatever it asks.
             await first.join("b")

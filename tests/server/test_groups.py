@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
-from pxrs.server.groups.service import GroupRules
 from support.node import Client, LocalNode, looks
 
 GROUP = "/v1/groups/billing"
@@ -80,13 +78,6 @@ def test_bad_fences(orders: Client, node: LocalNode) -> None:
     assert missing.status == 404
     for wrong in ({"member": "a b", "topics": ["orders"]}, {"member": "a", "topics": []}, {}):
         assert orders.post(f"{GROUP}/members", wrong).status == 400
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that take no partition from a client for having waited, only for having asked."""
-    rules = partial(GroupRules, revoke_timeout=3600.0)
-    monkeypatch.setattr("pxrs.server.groups.service.GroupRules", rules)
 
 
 # Longer than a client of these tests waits for an answer: each must have been woken.

@@ -20,7 +20,7 @@ from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key, 
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
 from pxrs.server.groups.host import MOST_MEMBERS as MOST_IN_GROUP
-from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Told
+from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Standing, Told
 from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
 from pxrs.server.metrics import Metrics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Versioned
@@ -123,12 +123,30 @@ class GroupService:
         await outcome(self._host(group).join(name, topics, client, session_timeout, notice))
 
     async def ask(self, group: str, name: str) -> Told:
-        """Note a sign of life; what the member owns now. Takes over a member whose node died."""
+        """Note a request of a client that has seen the answers before; what it owns now.
+
+        Takes over a member whose node died, as the other requests do.
+        """
+        return (await self._holding(group, name)).ask(name)
+
+    async def beat(self, group: str, name: str, generation: int | None) -> Standing:
+        """Note a sign of life; the answer shows no partitions, so no one counts as told of any.
+
+        `generation`: the one that the client has fetched, if it says so.
+        """
+        return (await self._holding(group, name)).beat(name, generation)
+
+    async def heard(self, group: str, name: str) -> Standing:
+        """Note a sign of life that the client may have sent before it saw the last answer."""
+        return (await self._holding(group, name)).heard(name)
+
+    async def _holding(self, group: str, name: str) -> GroupHost:
+        """The host of a member, which is taken over if its node died."""
         host = self._hosts.get(group)
         if host is None or not host.holds(name):
             await self._adopt(group, name)
             host = self._host(group)
-        return host.ask(name)
+        return host
 
     def holds(self, group: str, name: str) -> bool:
         """Whether this node holds the member."""
@@ -146,19 +164,19 @@ class GroupService:
             raise MemberNotHere(name, group)
         return host.ask(name)
 
-    async def settled(self, group: str, name: str, wait: float, *, or_news: bool = False) -> Told:
+    async def settled(self, group: str, name: str, wait: float) -> Told:
         """As `ask`, once the member owns its target, or after `wait` seconds.
 
-        `or_news`: also once it has to give up a partition. The answer that says so must not wait
-        until others have it. No answer waits for so long that the client would count as gone.
+        At once if it has to give up a partition: the answer that says so must not wait until others
+        have it. No answer waits for so long that the client would count as gone.
         """
         told = await self.ask(group, name)
-        if told.settled or wait <= 0 or (or_news and told.has_news):
+        if told.settled or told.has_news or wait <= 0:
             return told
         host = self._host(group)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(wait, host.patience(name))):
-                await called(partial(host.when_settled, name, or_news=or_news))
+                await called(partial(host.when_settled, name))
         # Not asked again: the client has sent one request, and does not know what it was told.
         return host.tell(name)
 
@@ -166,7 +184,7 @@ class GroupService:
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
     ) -> CommitResult:
         """Move checkpoints forward; refuses those of partitions that the member does not own."""
-        await self.ask(group, name)
+        await self.heard(group, name)
         await self._call(partial(self.check_offsets, offsets))
         host = self._host(group)
         with self._metrics.timed(names.COMMIT_SECONDS):
@@ -200,8 +218,7 @@ class GroupService:
 
     async def leave(self, group: str, name: str) -> None:
         """Leave the group for good."""
-        await self.ask(group, name)
-        await outcome(self._host(group).leave(name))
+        await outcome((await self._holding(group, name)).leave(name))
 
     def _host(self, group: str) -> GroupHost:
         host = self._hosts.get(group)

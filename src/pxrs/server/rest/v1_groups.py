@@ -181,7 +181,7 @@ class V1Groups:
 
     async def assignment(self, call: Call) -> MemberAssignment:
         group, member = call.path["group"], call.path["member"]
-        told = await self._groups.settled(group, member, call.query.wait, or_news=True)
+        told = await self._groups.settled(group, member, call.query.wait)
         return self._answer(group, told)
 
     async def leave(self, call: Call) -> None:
