@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from time import monotonic
 from typing import Any
@@ -11,7 +12,11 @@ from typing import Any
 import pytest
 
 import pxrs
+from pxrs.errors import StoreUnavailable
+from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.server.rest.dmq_wire import NOTICE
+from pxrs.types import TopicPartition
+from support.child import PATIENCE
 from support.java_member import (
     CONSUMED_FIELDS,
     GROUP,
@@ -199,6 +204,100 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
     assert unknown.json.keys() == SIX
     assert unknown.json["rebalanceState"] in STATES
     assert (unknown.json["success"], unknown.json["errorCode"]) == (False, "REBALANCE_IN_PROGRESS")
+
+
+def checkpoints(node: LocalNode, group: str) -> list[int | None]:
+    return [part.checkpoint for part in node.px.groups.describe(group).partitions]
+
+
+def prepare(member: JavaMember) -> None:
+    """Heartbeats until one is told of a rebalance."""
+    for _ in looks():
+        if member.beat() == "PREPARING_REBALANCE":
+            break
+
+
+def test_an_offset_past_the_end_holds_back_nothing(
+    orders: Client, node: LocalNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.offsets["1"] = 99
+    first.beat()
+    second = JavaMember(orders, "second")
+    prepare(first)
+    assert checkpoints(node, first.group) == [2, None, 2, 2]
+    settle(first, second)
+    assert len(first.partitions) == len(second.partitions) == 2
+    (record,) = caplog.records
+    assert "member 'first' of group 'G_orders_app'" in record.getMessage()
+    assert "partition 1, from offset 99, but it ends at 2" in record.getMessage()
+
+
+def test_a_heartbeat_that_can_not_commit_tells_of_the_rebalance(
+    patient: None,
+    orders: Client,
+    node: LocalNode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client looks at no state in an answer that is no success."""
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.beat()
+
+    def fail(claims: OwnedClaims, marks: Mapping[TopicPartition, Mark]) -> Applied:
+        raise StoreUnavailable("for a test")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(OwnedClaims, "commit", fail)
+        second = JavaMember(orders, "second")
+        prepare(first)
+        first.beat()
+    assert set(checkpoints(node, first.group)) == {None}
+    (record,) = caplog.records
+    assert "what member 'first' has handled was not committed" in record.getMessage()
+    settle(first, second)
+    assert len(first.partitions) == len(second.partitions) == 2
+    first.beat()
+    assert [checkpoints(node, first.group)[number] for number in first.partitions] == [2, 2]
+
+
+def test_a_heartbeat_does_not_wait_long_for_its_commit(
+    orders: Client, node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits for five seconds, and does not know the state of an answer after that."""
+    monkeypatch.setattr("pxrs.server.rest.dmq_wire._COMMIT_WAIT", 0.01)
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.beat()
+    commit, commits, go_on = OwnedClaims.commit, 0, threading.Event()
+
+    def hang(claims: OwnedClaims, marks: Mapping[TopicPartition, Mark]) -> Applied:
+        nonlocal commits
+        commits += 1
+        assert go_on.wait(2 * PATIENCE)
+        return commit(claims, marks)
+
+    monkeypatch.setattr(OwnedClaims, "commit", hang)
+    JavaMember(orders, "second")
+    prepare(first)
+    for _ in range(3):
+        first.beat()
+    assert commits == 1
+    go_on.set()
+    for _ in looks():
+        if 2 in checkpoints(node, first.group):
+            break
 
 
 # How long a member may be silent, and others would wait for a node: longer than the test takes.

@@ -42,8 +42,10 @@ class WireNode:
     async def join(self, name: str) -> GroupReply:
         return await self.wire.join(call(Join(name, GROUP)))
 
-    async def beat(self, name: str) -> GroupReply:
-        return await self.wire.heartbeat(call(Heartbeat(name, GROUP)))
+    async def beat(self, name: str, offset: int | None = None) -> GroupReply:
+        """A heartbeat; `offset`: how far it has fetched in each of two partitions."""
+        offsets = None if offset is None else dict.fromkeys("01", offset)
+        return await self.wire.heartbeat(call(Heartbeat(name, GROUP, offsets)))
 
     async def until_stable(self, name: str) -> GroupReply:
         while True:
@@ -93,6 +95,42 @@ def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
             assert due > SYSTEM_CLOCK.monotonic() + LONG / 2
             assert len(held.held.parts) == 2
             await first.die()
+
+    asyncio.run(asyncio.wait_for(walk(), PATIENCE))
+
+
+def test_a_heartbeat_commits_before_what_was_left_out_is_released() -> None:
+    """Its commit is no request of its own, and comes before what the heartbeat confirms."""
+
+    async def walk() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", partitions=2)
+            async with px.producer() as producer:
+                for number in range(10):
+                    await producer.send("orders", b"x", partition=number % 2)
+            node = WireNode(px, "node:1", 0.0)
+            await node.groups.find_or_create("orders", "app")
+            await node.join("a")
+            assert (await node.until_stable("a")).assigned_partitions == [0, 1]
+            held = node.groups._hosts[GROUP]._members["a"].held
+            await node.beat("a", 3)
+            await node.join("b")
+            while not held.is_leaving:
+                await asyncio.sleep(0)
+            assert (await node.beat("a", 4)).rebalance_state == "PREPARING_REBALANCE"
+
+            async def checkpoints() -> list[int | None]:
+                shown = await px.groups.describe(GROUP)
+                return [each.checkpoint for each in shown.partitions]
+
+            for _ in range(20):
+                assert await checkpoints() == [3, 3]
+                assert len(held.parts) == 2
+            await node.beat("a", 4)
+            while len(held.parts) == 2:
+                await asyncio.sleep(0)
+            assert await checkpoints() == [4, 4]
+            await node.die()
 
     asyncio.run(asyncio.wait_for(walk(), PATIENCE))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -159,10 +159,14 @@ class GroupService:
         Who was told how long partitions stay (`notice`) must join again to be told it once more:
         a member that is taken over by `ask` has none.
         """
+        return self._host_of(group, name).ask(name)
+
+    def _host_of(self, group: str, name: str) -> GroupHost:
+        """The host of a member that is held here; `MemberNotHere` for any other."""
         host = self._hosts.get(group)
-        if host is None:
+        if host is None or not host.holds(name):
             raise MemberNotHere(name, group)
-        return host.ask(name)
+        return host
 
     async def settled(self, group: str, name: str, wait: float) -> Told:
         """As `ask`, once the member owns its target, or after `wait` seconds.
@@ -173,7 +177,7 @@ class GroupService:
         told = await self.ask(group, name)
         if told.settled or told.has_news or wait <= 0:
             return told
-        host = self._host(group)
+        host = self._host_of(group, name)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(wait, host.patience(name))):
                 await called(partial(host.when_settled, name))
@@ -186,22 +190,32 @@ class GroupService:
         """Move checkpoints forward; refuses those of partitions that the member does not own."""
         await self.heard(group, name)
         await self._call(partial(self.check_offsets, offsets))
-        host = self._host(group)
+        return await self._commit(group, name, offsets)
+
+    async def commit_owned(
+        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
+    ) -> list[OffsetOutOfRange]:
+        """Commit offsets of partitions that the member owns; ignores all others.
+
+        Returns those past the end of their partition: they hold back no other, and are left out.
+        """
+        mine = self._host_of(group, name).parts(name)
+        owned = {part: offset for part, offset in offsets.items() if part in mine}
+        wrong = await self._call(lambda: list(self._past_end(owned)))
+        for error in wrong:
+            del owned[TopicPartition(error.topic, error.partition)]
+        if owned:
+            await self._commit(group, name, owned)
+        return wrong
+
+    async def _commit(
+        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
+    ) -> CommitResult:
+        host = self._host_of(group, name)
         with self._metrics.timed(names.COMMIT_SECONDS):
             done = await self._call(partial(host.commit, name, offsets))
         self._metrics.count(names.FENCED, by=len(done.refused))
         return done
-
-    async def commit_owned(
-        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
-    ) -> None:
-        """Commit offsets of partitions that it owns, none past their end; ignores all others."""
-        host = self._host(group)
-        mine = host.parts(name)
-        owned = {part: offset for part, offset in offsets.items() if part in mine}
-        if owned:
-            await self._call(partial(self.check_offsets, owned))
-            await self._call(partial(host.commit, name, owned))
 
     @property
     def held(self) -> int:
@@ -309,6 +323,10 @@ class GroupService:
 
         Blocks; call it in a thread.
         """
+        for error in self._past_end(offsets):
+            raise error
+
+    def _past_end(self, offsets: Mapping[TopicPartition, int]) -> Iterator[OffsetOutOfRange]:
         topics = self._px._blocking.topics
         for topic in {part.topic for part in offsets}:
             found = topics.find(topic)
@@ -320,7 +338,7 @@ class GroupService:
                 if offset > held.end:
                     held = topics._confirmed_bounds(found, part.partition)
                 if not 0 <= offset <= held.end:
-                    raise OffsetOutOfRange(*part, offset, *held)
+                    yield OffsetOutOfRange(*part, offset, *held)
 
     # Registry
 
