@@ -238,7 +238,8 @@ class GroupHost:
                 member.held.heard(self._context.clock.monotonic())
                 member.join_again(joining.done)
                 return joining.done
-            if len(self._members) + len(self._joining) >= MOST_MEMBERS:
+            others = {*self._members, *(each.name for each in self._joining)} - {name}
+            if len(others) >= MOST_MEMBERS:
                 raise InvalidRequest(
                     f"group {self._group!r} has {MOST_MEMBERS} members on this node already"
                 )
