@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import pxrs
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.errors import StoreUnavailable
 from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.server.rest.dmq_wire import NOTICE
+from pxrs.server.tokens import Tokens, all_rights
 from pxrs.types import TopicPartition
 from support.child import PATIENCE
 from support.java_member import (
@@ -428,6 +430,66 @@ def test_the_commands_through_any_of_three_nodes(clients: dict[str, Client]) -> 
     for number, client in enumerate(clients.values()):
         assert client("DELETE", f"{TOPICS}/topic-{number}").status in (200, 204)
         assert {it.get(f"{TOPICS}/topic-{number}").status for it in clients.values()} == {404}
+
+
+class LoggedIn(Client):
+    """A connection of a client that has logged in."""
+
+    def __init__(self, node: NodeProcess, token: str) -> None:
+        super().__init__(node.endpoint)
+        self._token = token
+
+    def send(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> None:
+        bearer = {"Authorization": f"Bearer {self._token}"}
+        super().send(method, path, body, (headers or {}) | bearer)
+
+
+@pytest.fixture
+def token(hosts_store: str) -> str:
+    """One that all nodes know that start after it was made."""
+    with pxrs.connect(hosts_store) as px:
+        return Tokens(px.stores.coord, SYSTEM_CLOCK).create("admin", all_rights())
+
+
+@pytest.mark.long
+def test_a_login_at_one_of_three_nodes_holds_at_all_of_them(
+    token: str, nodes: list[NodeProcess]
+) -> None:
+    auth = "/api/v1/auth"
+    _, name, secret = token.split(".")
+    answers = []
+    for node in nodes:
+        with closing(node.client()) as stranger:
+            good = stranger.post(f"{auth}/login", {"username": name, "password": secret})
+            assert (good.status, good.json["expiresIn"]) == (200, 86_400)
+            answers.append(good.json)
+            # Headers of a leader elsewhere would send the client round without end.
+            for refused in (
+                stranger.post(f"{auth}/login", {"username": name, "password": "x"}),
+                stranger("POST", f"{auth}/refresh"),
+                stranger.get(TOPICS),
+            ):
+                assert refused.status == 401
+                assert not refused.headers.keys() & {"x-leader-id", "x-controller-leader"}
+    # Each client has logged in at another node than the one that it talks to.
+    logins = answers[1:] + answers[:1]
+    clients = [LoggedIn(node, it["token"]) for node, it in zip(nodes, logins, strict=True)]
+    for client in clients:
+        wait_for_slots(client, {"node-0", "node-1", "node-2"})
+        again = client("POST", f"{auth}/refresh")
+        assert (again.status, again.json) == (200, answers[0])
+    create_topic(clients[0], "orders")
+    for client, partition in zip(clients, range(3), strict=True):
+        produce(client, partition, "a")
+        assert client.get(TOPICS).json == ["orders"]
+    # At least one of them is not with the node that coordinates the group.
+    members = [JavaMember(client, f"member-{at}") for at, client in enumerate(clients)]
+    settle(*members)
+    assert sorted(value for member in members for value in member.poll()) == ["a"] * 3
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.long
