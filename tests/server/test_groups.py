@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from pxrs.clock import SYSTEM_CLOCK
 from pxrs.core.records import Head
 from pxrs.groups.membership import Membership
+from pxrs.server.groups import fences
+from pxrs.server.groups.fences import Fence
 from pxrs.types import Write
 from support.child import PATIENCE
 from support.java_member import JavaMember
-from support.node import Client, LocalNode, looks
+from support.node import Client, LocalNode, Reply, looks
 
 GROUP = "/v1/groups/billing"
 
@@ -68,6 +71,26 @@ def test_commits_are_fenced_by_partition(orders: Client) -> None:
     assert orders("DELETE", GROUP).status == 409
     orders("DELETE", f"{GROUP}/members/a")
     assert orders("DELETE", GROUP).status == 204
+
+
+def test_a_client_that_starts_anew_continues_from_its_last_commit(
+    orders: Client, node: LocalNode
+) -> None:
+    join(orders, "a")
+    fence_of = {it["partition"]: it["fence"] for it in owned(orders, "a")["a"]}
+
+    def checkpoints(answer: Reply) -> list[int | None]:
+        return [part["checkpoint"] for part in answer.json["partitions"]]
+
+    commits = [{"fence": fence, "offset": 1} for fence in fence_of.values()]
+    assert orders.post(f"{GROUP}/commits", {"commits": commits}).status == 200
+    assert checkpoints(orders.get(f"{GROUP}/members/a")) == [1] * 4
+    # Through another node: this one reads it when the client joins again.
+    fence = Fence.decode(fence_of[2])
+    coord = node.px.stores.coord
+    assert fences.commit(coord, SYSTEM_CLOCK, {fence: 3}, lambda _: None) == {fence: 3}
+    again = orders.post(f"{GROUP}/members", {"member": "a", "topics": ["orders"]})
+    assert checkpoints(again) == [1, 1, 3, 1]
 
 
 def test_bad_fences(orders: Client, node: LocalNode) -> None:

@@ -109,11 +109,13 @@ class HeldMember:
         return self.heard_at + self.session_timeout
 
     def committed(self, checkpoints: Mapping[TopicPartition, int | None]) -> None:
-        """Note the group's new checkpoints."""
+        """Note the group's new checkpoints; one that is noted late does not go back."""
         with self._lock:
             for part, checkpoint in checkpoints.items():
-                if (owned := self._owned.get(part)) is not None:
-                    self._owned[part] = owned._replace(checkpoint=checkpoint)
+                owned = self._owned.get(part)
+                if owned is None or checkpoint is None or checkpoint < (owned.checkpoint or 0):
+                    continue
+                self._owned[part] = owned._replace(checkpoint=checkpoint)
 
     # The group's side
 

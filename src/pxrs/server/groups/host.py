@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.group import Rules
-from pxrs.core.records import head_key, members_prefix
+from pxrs.core.records import Claim, claims_prefix, decode, head_key, members_prefix
 from pxrs.errors import (
     Closed,
     GroupNotFound,
@@ -178,7 +178,11 @@ class _Member:
     def call_back(self) -> None:
         """Wake the requests that wait until the member is settled, has news, or is gone."""
         while self.waiting:
-            self.waiting.pop()()
+            try:
+                callback = self.waiting.pop()
+            except IndexError:
+                return  # another thread has woken the last one
+            callback()
 
     @property
     def has_answer(self) -> bool:
@@ -335,6 +339,24 @@ class GroupHost:
             self.wake()
         written = frozenset(each.part for each in applied.written)
         return CommitResult(written, applied.lost, member.standing.generation)
+
+    def committed(self, owner: str, checkpoints: Mapping[TopicPartition, int]) -> None:
+        """Note checkpoints that a member has committed under this id, not through `commit`."""
+        member = self._members.get(owner.rpartition(".")[0])
+        if member is not None and member.membership.me.id == owner:
+            member.held.committed(checkpoints)
+
+    def read_checkpoints(self, name: str) -> None:
+        """Note what the member has committed through any node. Reads the store."""
+        member = self._member(name)
+        found = self._context.coord.list(claims_prefix(self._group))
+        claims = {each.key: decode(each, Claim) for each in found}
+        me = member.claims.owner
+        for part in member.claims.parts:
+            owned = member.claims.get(part)
+            claim = None if owned is None else claims.get(owned.key)
+            if claim is not None and claim.owner == me:
+                member.held.committed({part: claim.checkpoint})
 
     def _member(self, name: str) -> _Member:
         member = self._members.get(name)

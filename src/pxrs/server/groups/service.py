@@ -19,6 +19,7 @@ from pxrs.core.group import Rules
 from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key, members_prefix
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
+from pxrs.server.groups.fences import Fence
 from pxrs.server.groups.host import MOST_MEMBERS as MOST_IN_GROUP
 from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Standing, Told
 from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
@@ -115,12 +116,17 @@ class GroupService:
         """
         check_group_name(group)
         check_member_name(name)
-        if not self.holds(group, name):
+        again = self.holds(group, name)
+        if not again:
             await self._call(partial(self._refuse_elsewhere, group, name))
             check_room("members", self.held, MOST_MEMBERS)
         for topic in topics:
             await self._px.topics.find(topic)
-        await outcome(self._host(group).join(name, topics, client, session_timeout, notice))
+        host = self._host(group)
+        await outcome(host.join(name, topics, client, session_timeout, notice))
+        if again:
+            # Its client may have started anew, and continues from the checkpoints that it is told.
+            await self._call(partial(host.read_checkpoints, name))
 
     async def ask(self, group: str, name: str) -> Told:
         """Note a request of a client that has seen the answers before; what it owns now.
@@ -216,6 +222,13 @@ class GroupService:
             done = await self._call(partial(host.commit, name, offsets))
         self._metrics.count(names.FENCED, by=len(done.refused))
         return done
+
+    def committed(self, group: str, checkpoints: Mapping[Fence, int | None]) -> None:
+        """Note what members that are held here have committed with fences."""
+        host = self._hosts.get(group)
+        for fence, checkpoint in checkpoints.items():
+            if host is not None and checkpoint is not None:
+                host.committed(fence.owner, {fence.part: checkpoint})
 
     @property
     def held(self) -> int:
@@ -411,6 +424,6 @@ class GroupService:
     async def close(self) -> None:
         """Let the members go to other nodes: they keep their partitions for a while."""
         self._sweeping.cancel()
-        for host in self._hosts.values():
+        for host in list(self._hosts.values()):
             await self._call(host.close)
         self._hosts.clear()

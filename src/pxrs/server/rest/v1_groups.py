@@ -213,6 +213,7 @@ class V1Groups:
             done = await self._call(
                 partial(fences.commit, self._coord, self._clock, offsets, check)
             )
+        self._groups.committed(group, done)
         refused = sum(checkpoint is None for checkpoint in done.values())
         self._metrics.count(names.FENCED, by=refused)
         return Commits(
