@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pxrs.server.groups.service import GroupRules
 from support.node import Client, LocalNode
 
 
@@ -21,6 +23,13 @@ def client(node: LocalNode) -> Iterator[Client]:
     client = node.client()
     yield client
     client.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that take no partition from a client for having waited, only for having asked."""
+    rules = partial(GroupRules, revoke_timeout=3600.0)
+    monkeypatch.setattr("pxrs.server.groups.service.GroupRules", rules)
 
 
 @pytest.fixture(

@@ -14,6 +14,8 @@ from support.node import Client, LocalNode, Reply, looks
 METADATA = "/api/v1/metadata/consumer-groups"
 GROUP = "/api/v1/consumer-group"
 GROUP_ID = "G_orders_order-processor"
+# Longer than a client of these tests waits for an answer: each must have been woken.
+WAIT = 50
 
 
 class Member:
@@ -26,7 +28,6 @@ class Member:
         assert joined.status == 200, joined.body
         self.id = joined.json["memberId"]
         self.generation = 0
-        self.unsettled = False
         self.partitions: list[int] = []
         self.offsets: dict[str, int] = {}
 
@@ -36,16 +37,20 @@ class Member:
         self.generation = answer.json["generation"]
         self.partitions = answer.json["partitions"]
         self.offsets = answer.json["offsets"]
-        self.unsettled = bool(query)
 
     def beat(self) -> int:
         """A heartbeat; after a rebalance the assignment is fetched, as the document wants it."""
-        body = {"groupId": self._group, "memberId": self.id}
-        answer = self._client.post(f"{GROUP}/heartbeat", body)
-        assert answer.status == 200, answer.body
-        if answer.json["generation"] > self.generation or self.unsettled:
+        generation = self.heartbeat()
+        if generation > self.generation:
             # Does not wait for the others, which are asked by this very thread.
             self.fetch_assignment("?wait=0")
+        return generation
+
+    def heartbeat(self, **named: int) -> int:
+        """A heartbeat, and nothing after it."""
+        body = {"groupId": self._group, "memberId": self.id, **named}
+        answer = self._client.post(f"{GROUP}/heartbeat", body)
+        assert answer.status == 200, answer.body
         generation: int = answer.json["generation"]
         return generation
 
@@ -158,9 +163,8 @@ def test_an_old_generation_sends_a_member_to_its_assignment(client: Client) -> N
     assert first.commit({"0": 1}, old) == 200
     # It keeps its only partition when another joins, and has not fetched that.
     Member(client, "consumer-2", "G_one_app")
-    body = {"groupId": "G_one_app", "memberId": first.id}
     for _ in looks():
-        if client.post(f"{GROUP}/heartbeat", body).json["generation"] > old:
+        if first.heartbeat() > old:
             break
     refused = first.committed({"0": 4}, old)
     assert (refused.status, refused.json["code"]) == (409, "old_generation")
@@ -168,6 +172,73 @@ def test_an_old_generation_sends_a_member_to_its_assignment(client: Client) -> N
     assert first.generation > old
     assert first.offsets == {"0": 4}  # what it owns was committed all the same
     assert first.commit({"0": 5}, first.generation) == 200
+
+
+def test_a_member_commits_before_it_fetches_what_a_rebalance_leaves_it(
+    patient: None, group: Client, node: LocalNode
+) -> None:
+    """As the document has it: a heartbeat shows the generation, it commits, then it fetches."""
+    messages = [{"partition": number, "value": "x"} for number in range(10) for _ in range(5)]
+    assert group.post("/v1/topics/orders/messages", {"messages": messages}).status == 200
+    first = Member(group, "consumer-1")
+    first.fetch_assignment()
+
+    def owners() -> set[str | None]:
+        return {each.owner for each in node.px.groups.describe(GROUP_ID).partitions}
+
+    def committed(offset: int) -> bool:
+        """Whether it could commit that in each partition that it had."""
+        done = first.commit(dict.fromkeys(map(str, range(10)), offset))
+        shown = node.px.groups.describe(GROUP_ID).partitions
+        return done == 200 and {each.checkpoint for each in shown} == {offset}
+
+    with closing(node.client()) as other:
+        second = Member(other, "consumer-2")
+        for _ in looks():
+            if first.heartbeat() > first.generation:
+                break
+        other.send("GET", f"{GROUP}/assignment/{second.id}?wait={WAIT}")
+        # It has seen a generation and no partitions, however often it asks.
+        for _ in range(20):
+            first.heartbeat()
+            assert owners() == {"consumer-1"}
+        assert committed(3)
+        old = first.generation
+        # Told at once, not when another has what it gives up.
+        first.fetch_assignment(f"?wait={WAIT}")
+        assert len(first.partitions) == 5
+        assert first.generation > old
+        # The answer may be lost, or on its way while another thread of the client commits.
+        for _ in range(20):
+            first.heartbeat(generation=old)
+            assert owners() == {"consumer-1"}
+        assert committed(4)
+        assert first.heartbeat(generation=first.generation) == first.generation
+        taken = other.receive().json
+    assert sorted(first.partitions + taken["partitions"]) == [*range(10)]
+    assert set(taken["offsets"].values()) == {4}
+    assert first.commit({str(taken["partitions"][0]): 5}) == 409
+
+
+def test_a_member_that_has_not_all_its_partitions_yet_is_sent_to_fetch_them(
+    patient: None, group: Client, node: LocalNode
+) -> None:
+    """Heartbeats tell it a generation and no more, and what comes later has none of its own."""
+    first = Member(group, "consumer-1")
+    first.fetch_assignment()
+    second = Member(group, "consumer-2")
+    for _ in looks():
+        if first.heartbeat() > first.generation:
+            break
+    # The other one has all of them still.
+    second.fetch_assignment("?wait=0")
+    assert second.partitions == []
+    assert second.heartbeat() > second.generation
+    first.beat()
+    first.heartbeat()
+    second.fetch_assignment(f"?wait={WAIT}")
+    assert sorted(first.partitions + second.partitions) == [*range(10)]
+    assert second.heartbeat() == second.generation == first.generation
 
 
 @pytest.mark.long

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from time import monotonic
 from typing import Any
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 
 import pxrs
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.errors import StoreUnavailable
+from pxrs.groups.owned_claims import Applied, Mark, OwnedClaims
 from pxrs.server.rest.dmq_wire import NOTICE
+from pxrs.server.tokens import Tokens, all_rights
+from pxrs.types import TopicPartition
+from support.child import PATIENCE
 from support.java_member import (
     CONSUMED_FIELDS,
     GROUP,
@@ -201,6 +208,100 @@ def test_a_heartbeat_of_a_stranger_joins(orders: Client, node: LocalNode) -> Non
     assert (unknown.json["success"], unknown.json["errorCode"]) == (False, "REBALANCE_IN_PROGRESS")
 
 
+def checkpoints(node: LocalNode, group: str) -> list[int | None]:
+    return [part.checkpoint for part in node.px.groups.describe(group).partitions]
+
+
+def prepare(member: JavaMember) -> None:
+    """Heartbeats until one is told of a rebalance."""
+    for _ in looks():
+        if member.beat() == "PREPARING_REBALANCE":
+            break
+
+
+def test_an_offset_past_the_end_holds_back_nothing(
+    orders: Client, node: LocalNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.offsets["1"] = 99
+    first.beat()
+    second = JavaMember(orders, "second")
+    prepare(first)
+    assert checkpoints(node, first.group) == [2, None, 2, 2]
+    settle(first, second)
+    assert len(first.partitions) == len(second.partitions) == 2
+    (record,) = caplog.records
+    assert "member 'first' of group 'G_orders_app'" in record.getMessage()
+    assert "partition 1, from offset 99, but it ends at 2" in record.getMessage()
+
+
+def test_a_heartbeat_that_can_not_commit_tells_of_the_rebalance(
+    patient: None,
+    orders: Client,
+    node: LocalNode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client looks at no state in an answer that is no success."""
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.beat()
+
+    def fail(claims: OwnedClaims, marks: Mapping[TopicPartition, Mark]) -> Applied:
+        raise StoreUnavailable("for a test")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(OwnedClaims, "commit", fail)
+        second = JavaMember(orders, "second")
+        prepare(first)
+        first.beat()
+    assert set(checkpoints(node, first.group)) == {None}
+    (record,) = caplog.records
+    assert "what member 'first' has handled was not committed" in record.getMessage()
+    settle(first, second)
+    assert len(first.partitions) == len(second.partitions) == 2
+    first.beat()
+    assert [checkpoints(node, first.group)[number] for number in first.partitions] == [2, 2]
+
+
+def test_a_heartbeat_does_not_wait_long_for_its_commit(
+    orders: Client, node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits for five seconds, and does not know the state of an answer after that."""
+    monkeypatch.setattr("pxrs.server.rest.dmq_wire._COMMIT_WAIT", 0.01)
+    for partition in range(4):
+        produce(orders, partition, "a", "b")
+    first = JavaMember(orders, "first")
+    settle(first)
+    first.poll()
+    first.beat()
+    commit, commits, go_on = OwnedClaims.commit, 0, threading.Event()
+
+    def hang(claims: OwnedClaims, marks: Mapping[TopicPartition, Mark]) -> Applied:
+        nonlocal commits
+        commits += 1
+        assert go_on.wait(2 * PATIENCE)
+        return commit(claims, marks)
+
+    monkeypatch.setattr(OwnedClaims, "commit", hang)
+    JavaMember(orders, "second")
+    prepare(first)
+    for _ in range(3):
+        first.beat()
+    assert commits == 1
+    go_on.set()
+    for _ in looks():
+        if 2 in checkpoints(node, first.group):
+            break
+
+
 # How long a member may be silent, and others would wait for a node: longer than the test takes.
 LONG = 120
 # How often the client sends a heartbeat, how often while it joins, and how long a partition stays
@@ -329,6 +430,66 @@ def test_the_commands_through_any_of_three_nodes(clients: dict[str, Client]) -> 
     for number, client in enumerate(clients.values()):
         assert client("DELETE", f"{TOPICS}/topic-{number}").status in (200, 204)
         assert {it.get(f"{TOPICS}/topic-{number}").status for it in clients.values()} == {404}
+
+
+class LoggedIn(Client):
+    """A connection of a client that has logged in."""
+
+    def __init__(self, node: NodeProcess, token: str) -> None:
+        super().__init__(node.endpoint)
+        self._token = token
+
+    def send(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> None:
+        bearer = {"Authorization": f"Bearer {self._token}"}
+        super().send(method, path, body, (headers or {}) | bearer)
+
+
+@pytest.fixture
+def token(hosts_store: str) -> str:
+    """One that all nodes know that start after it was made."""
+    with pxrs.connect(hosts_store) as px:
+        return Tokens(px.stores.coord, SYSTEM_CLOCK).create("admin", all_rights())
+
+
+@pytest.mark.long
+def test_a_login_at_one_of_three_nodes_holds_at_all_of_them(
+    token: str, nodes: list[NodeProcess]
+) -> None:
+    auth = "/api/v1/auth"
+    _, name, secret = token.split(".")
+    answers = []
+    for node in nodes:
+        with closing(node.client()) as stranger:
+            good = stranger.post(f"{auth}/login", {"username": name, "password": secret})
+            assert (good.status, good.json["expiresIn"]) == (200, 86_400)
+            answers.append(good.json)
+            # Headers of a leader elsewhere would send the client round without end.
+            for refused in (
+                stranger.post(f"{auth}/login", {"username": name, "password": "x"}),
+                stranger("POST", f"{auth}/refresh"),
+                stranger.get(TOPICS),
+            ):
+                assert refused.status == 401
+                assert not refused.headers.keys() & {"x-leader-id", "x-controller-leader"}
+    # Each client has logged in at another node than the one that it talks to.
+    logins = answers[1:] + answers[:1]
+    clients = [LoggedIn(node, it["token"]) for node, it in zip(nodes, logins, strict=True)]
+    for client in clients:
+        wait_for_slots(client, {"node-0", "node-1", "node-2"})
+        again = client("POST", f"{auth}/refresh")
+        assert (again.status, again.json) == (200, answers[0])
+    create_topic(clients[0], "orders")
+    for client, partition in zip(clients, range(3), strict=True):
+        produce(client, partition, "a")
+        assert client.get(TOPICS).json == ["orders"]
+    # At least one of them is not with the node that coordinates the group.
+    members = [JavaMember(client, f"member-{at}") for at, client in enumerate(clients)]
+    settle(*members)
+    assert sorted(value for member in members for value in member.poll()) == ["a"] * 3
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.long

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from pxrs import aio
-from pxrs.clock import SYSTEM_CLOCK
-from pxrs.server.groups.host import Context
+from pxrs.clock import SYSTEM_CLOCK, Clock
+from pxrs.server.groups.host import Context, GroupHost
 from pxrs.server.groups.service import GroupRules, GroupService
 from pxrs.server.metrics import Metrics
 from pxrs.server.node_session import NodeSession
 from pxrs.server.rest.dmq_wire import NOTICE, DmqWire, GroupReply, Heartbeat, Join, WireMember
+from pxrs.server.settings import ServeSettings
+from pxrs.testing.clock import VirtualClock
 from support.child import PATIENCE
 
 pytestmark = pytest.mark.engine("memory")
@@ -22,28 +24,38 @@ pytestmark = pytest.mark.engine("memory")
 GROUP = "G_orders_app"
 # Nothing is given up for having waited, only for having been asked.
 LONG = 3600.0
+PATIENT = GroupRules(debounce=0.01, revoke_timeout=LONG)
 
 
 class WireNode:
     """What a node has for such members."""
 
-    def __init__(self, px: aio.Pxrs, name: str, notice: float) -> None:
+    def __init__(
+        self,
+        px: aio.Pxrs,
+        name: str,
+        notice: float,
+        rules: GroupRules = PATIENT,
+        session_timeout: float = LONG,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         coord, topics = px._blocking.stores.coord, px._blocking.topics
         self.session = NodeSession(coord, 10.0)
         cluster: Any = SimpleNamespace(leader_of=lambda group: None)
-        context = Context(coord, topics, SYSTEM_CLOCK, self.session, name)
-        rules = GroupRules(debounce=0.01, revoke_timeout=LONG)
+        context = Context(coord, topics, clock, self.session, name)
         self.groups = GroupService(px, context, cluster, Metrics(SYSTEM_CLOCK), rules)
         nothing: Any = None
         self.wire = DmqWire(
-            px, nothing, self.groups, SYSTEM_CLOCK, cluster, LONG, 0.0, notice, nothing
+            px, nothing, self.groups, clock, cluster, session_timeout, 0.0, notice, nothing
         )
 
     async def join(self, name: str) -> GroupReply:
         return await self.wire.join(call(Join(name, GROUP)))
 
-    async def beat(self, name: str) -> GroupReply:
-        return await self.wire.heartbeat(call(Heartbeat(name, GROUP)))
+    async def beat(self, name: str, offset: int | None = None) -> GroupReply:
+        """A heartbeat; `offset`: how far it has fetched in each of two partitions."""
+        offsets = None if offset is None else dict.fromkeys("01", offset)
+        return await self.wire.heartbeat(call(Heartbeat(name, GROUP, offsets)))
 
     async def until_stable(self, name: str) -> GroupReply:
         while True:
@@ -55,6 +67,85 @@ class WireNode:
     async def die(self) -> None:
         await self.groups.close()
         await asyncio.to_thread(self.session.close)
+
+
+class SteppedNode(WireNode):
+    """A node with the defaults, whose time passes when a test says so."""
+
+    def __init__(self, px: aio.Pxrs) -> None:
+        self.clock = VirtualClock()
+        session_timeout = ServeSettings().session_timeout
+        super().__init__(px, "node:1", NOTICE, GroupRules(), session_timeout, self.clock)
+
+    async def join(self, name: str) -> GroupReply:
+        joining = asyncio.create_task(super().join(name))
+        while not joining.done():
+            self.look()
+            await asyncio.sleep(0)
+        return await joining
+
+    def look(self) -> float | None:
+        """What the thread of the group does when it wakes; when it would wake by itself."""
+        host = self.groups._hosts.get(GROUP)
+        return None if host is None else host._step()
+
+    def pass_time(self, until: float) -> None:
+        for _ in range(1000):
+            due, now = self.look(), self.clock.monotonic()
+            if due is None or due > until:
+                self.clock.advance(until - now)
+                self.look()
+                return
+            self.clock.advance(max(0.0, due - now))
+        raise AssertionError("the group does not come to rest")
+
+
+# The client that subscribes sends a heartbeat each second, and gives up after ten.
+MOST_HEARTBEATS = 9
+
+
+@pytest.mark.parametrize("others_join", [False, True], ids=["alone", "while others join"])
+@pytest.mark.parametrize("beats_at", [None, *range(0, 30, 5), 29], ids=lambda at: f"at {at}")
+def test_one_that_joins_has_its_set_within_the_patience_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, beats_at: int | None, others_join: bool
+) -> None:
+    """Whenever the one beside it has its heartbeats of three seconds, and if it is dead.
+
+    `beats_at`: tenths of a second after the join.
+    """
+    # Time stands still for a thread of its own.
+    monkeypatch.setattr(GroupHost, "_run", lambda host: None)
+
+    async def walk() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", partitions=64)
+            node = SteppedNode(px)
+            await node.groups.find_or_create("orders", "app")
+            await node.join("first")
+            for at in range(1, 5):
+                node.pass_time(float(at))
+                first = await node.beat("first")
+            assert len(first.assigned_partitions) == 64
+            await node.join("joiner")
+            heartbeats = 0
+            for tenth in range(1, 101):
+                node.pass_time(4.0 + tenth / 10)
+                if beats_at is not None and tenth % 30 == beats_at:
+                    await node.beat("first")
+                if tenth % 10 == 0:
+                    if others_join:
+                        await node.join(f"other-{tenth}")
+                    heartbeats += 1
+                    told = await node.beat("joiner")
+                    if told.rebalance_state == "STABLE" and told.assigned_partitions:
+                        break
+            assert told.assigned_partitions
+            assert heartbeats <= MOST_HEARTBEATS
+            owners = (await px.groups.describe(GROUP)).partitions
+            assert {owners[number].owner for number in told.assigned_partitions} == {"joiner"}
+            await node.die()
+
+    asyncio.run(asyncio.wait_for(walk(), PATIENCE))
 
 
 def call(body: object) -> Any:
@@ -80,7 +171,7 @@ def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
             assert back.rebalance_state == "PREPARING_REBALANCE"
             held = first.groups._hosts[GROUP]._members["a"]
             assert held.client == "dmq:a"
-            while not held.settled:
+            while not held.standing.settled:
                 await asyncio.sleep(0)
             # Another joins. The partition stays until the notice is over, whatever it asks.
             await first.join("b")
@@ -93,6 +184,42 @@ def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:
             assert due > SYSTEM_CLOCK.monotonic() + LONG / 2
             assert len(held.held.parts) == 2
             await first.die()
+
+    asyncio.run(asyncio.wait_for(walk(), PATIENCE))
+
+
+def test_a_heartbeat_commits_before_what_was_left_out_is_released() -> None:
+    """Its commit is no request of its own, and comes before what the heartbeat confirms."""
+
+    async def walk() -> None:
+        async with aio.connect("memory://") as px:
+            await px.topics.create("orders", partitions=2)
+            async with px.producer() as producer:
+                for number in range(10):
+                    await producer.send("orders", b"x", partition=number % 2)
+            node = WireNode(px, "node:1", 0.0)
+            await node.groups.find_or_create("orders", "app")
+            await node.join("a")
+            assert (await node.until_stable("a")).assigned_partitions == [0, 1]
+            held = node.groups._hosts[GROUP]._members["a"].held
+            await node.beat("a", 3)
+            await node.join("b")
+            while not held.is_leaving:
+                await asyncio.sleep(0)
+            assert (await node.beat("a", 4)).rebalance_state == "PREPARING_REBALANCE"
+
+            async def checkpoints() -> list[int | None]:
+                shown = await px.groups.describe(GROUP)
+                return [each.checkpoint for each in shown.partitions]
+
+            for _ in range(20):
+                assert await checkpoints() == [3, 3]
+                assert len(held.parts) == 2
+            await node.beat("a", 4)
+            while len(held.parts) == 2:
+                await asyncio.sleep(0)
+            assert await checkpoints() == [4, 4]
+            await node.die()
 
     asyncio.run(asyncio.wait_for(walk(), PATIENCE))
 

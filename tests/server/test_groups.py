@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+import threading
 from typing import Any
 
 import pytest
 
-from pxrs.server.groups.service import GroupRules
-from support.node import Client, LocalNode, looks
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.core.records import Head
+from pxrs.groups.membership import Membership
+from pxrs.server.groups import fences
+from pxrs.server.groups.fences import Fence
+from pxrs.types import Write
+from support.child import PATIENCE
+from support.java_member import JavaMember
+from support.node import Client, LocalNode, Reply, looks
 
 GROUP = "/v1/groups/billing"
 
@@ -66,6 +73,26 @@ def test_commits_are_fenced_by_partition(orders: Client) -> None:
     assert orders("DELETE", GROUP).status == 204
 
 
+def test_a_client_that_starts_anew_continues_from_its_last_commit(
+    orders: Client, node: LocalNode
+) -> None:
+    join(orders, "a")
+    fence_of = {it["partition"]: it["fence"] for it in owned(orders, "a")["a"]}
+
+    def checkpoints(answer: Reply) -> list[int | None]:
+        return [part["checkpoint"] for part in answer.json["partitions"]]
+
+    commits = [{"fence": fence, "offset": 1} for fence in fence_of.values()]
+    assert orders.post(f"{GROUP}/commits", {"commits": commits}).status == 200
+    assert checkpoints(orders.get(f"{GROUP}/members/a")) == [1] * 4
+    # Through another node: this one reads it when the client joins again.
+    fence = Fence.decode(fence_of[2])
+    coord = node.px.stores.coord
+    assert fences.commit(coord, SYSTEM_CLOCK, {fence: 3}, lambda _: None) == {fence: 3}
+    again = orders.post(f"{GROUP}/members", {"member": "a", "topics": ["orders"]})
+    assert checkpoints(again) == [1, 1, 3, 1]
+
+
 def test_bad_fences(orders: Client, node: LocalNode) -> None:
     join(orders, "a")
     fence = owned(orders, "a")["a"][0]["fence"]
@@ -80,13 +107,6 @@ def test_bad_fences(orders: Client, node: LocalNode) -> None:
     assert missing.status == 404
     for wrong in ({"member": "a b", "topics": ["orders"]}, {"member": "a", "topics": []}, {}):
         assert orders.post(f"{GROUP}/members", wrong).status == 400
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that take no partition from a client for having waited, only for having asked."""
-    rules = partial(GroupRules, revoke_timeout=3600.0)
-    monkeypatch.setattr("pxrs.server.groups.service.GroupRules", rules)
 
 
 # Longer than a client of these tests waits for an answer: each must have been woken.
@@ -157,3 +177,72 @@ def test_a_poll_that_ends_is_one_request(patient: None, orders: Client, node: Lo
         assert [it.owner for it in node.px.groups.describe(found).partitions] == ["a"] * 4
     settled = orders.get(f"{path}{WAIT}").json
     assert settled["partitions"] == told["partitions"]
+
+
+def test_the_states_of_a_group_from_its_first_member_to_its_last(
+    patient: None, orders: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert orders.get(GROUP).status == 404
+    propose, may_propose = Membership._head_writes, threading.Event()
+
+    def wait_to_propose(member: Membership, before: Head, after: Head) -> list[Write]:
+        assert may_propose.wait(PATIENCE)
+        return propose(member, before, after)
+
+    monkeypatch.setattr(Membership, "_head_writes", wait_to_propose)
+
+    def state() -> str:
+        (line,) = orders.get("/v1/groups").json["groups"]
+        assert line["state"] == orders.get(GROUP).json["state"]
+        return str(line["state"])
+
+    join(orders, "a")
+    assert state() == "PREPARING_REBALANCE"
+    may_propose.set()
+    owned(orders, "a")
+    assert state() == "STABLE"
+    may_propose.clear()
+    join(orders, "b")
+    assert state() == "PREPARING_REBALANCE"
+    may_propose.set()
+    for _ in looks():
+        if (seen := state()) != "PREPARING_REBALANCE":
+            break
+    # The first one has what the other is to have, until it asks.
+    assert seen == "REBALANCING"
+    owned(orders, "a", "b")
+    assert state() == "STABLE"
+    for member in ("a", "b"):
+        assert orders("DELETE", f"{GROUP}/members/{member}").status == 204
+    assert state() == "EMPTY"
+    assert orders("DELETE", GROUP).status == 204
+    assert orders.get(GROUP).status == 404
+
+
+def test_a_group_has_so_many_members_on_a_node(
+    orders: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pxrs.server.groups.host.MOST_MEMBERS", 2)
+    orders.post("/v1/topics", {"name": "more", "partitions": 1})
+    for name in ("a", "b"):
+        join(orders, name)
+    third = {"member": "c", "topics": ["orders"]}
+    refused = orders.post(f"{GROUP}/members", third)
+    assert (refused.status, refused.json["code"]) == (400, "invalid_request")
+    assert "2 members" in refused.json["detail"]
+    assert orders.get(f"{GROUP}/members/c").status == 404
+    # The others go on; they may join again, with other topics too; and so do other groups.
+    assert len(owned(orders, "a", "b")) == 2
+    join(orders, "a")
+    changed = {"member": "b", "topics": ["orders", "more"]}
+    assert orders.post(f"{GROUP}/members", changed).status == 201
+    for name in ("java-1", "java-2"):
+        java = JavaMember(orders, name)
+    body = {"consumerId": "java-3", "groupId": java.group}
+    for request in ("join", "heartbeat"):
+        answer = orders.post(f"/api/v1/consumer-groups/{request}", body)
+        assert (answer.status, answer.json["errorCode"]) == (200, "INVALID_REQUEST")
+    assert java.beat()
+    # One that leaves makes room.
+    assert orders("DELETE", f"{GROUP}/members/a").status == 204
+    assert orders.post(f"{GROUP}/members", third).status == 201

@@ -40,6 +40,21 @@ def test_a_partition_goes_when_the_client_asks_after_it_was_told() -> None:
     assert held.parts == {A}
 
 
+def test_what_is_only_a_sign_of_life_releases_nothing_before_the_deadline() -> None:
+    held = member()
+    held.leaving(frozenset([B]))
+    held.ask(1.0)
+    held.ask(2.0)
+    assert held.releasable() == {}  # not told yet
+    assert held.has_news
+    assert held.tell().keys() == held.shown == {A}
+    held.heard(3.0)
+    assert held.silent_until() == 13.0
+    assert held.releasable() == {}  # told, but it may have sent this before
+    held.tick(5.0)
+    assert held.releasable() == {B: None}
+
+
 def test_a_silent_client_loses_it_in_time() -> None:
     held = member()
     held.leaving(frozenset([B]))
@@ -79,6 +94,7 @@ def test_notice_is_given_for_a_while() -> None:
 def test_commits_move_what_is_told() -> None:
     held = member()
     held.committed({A: 9, TopicPartition("gone", 0): 1})
+    held.committed({A: 8})  # by a commit whose answer came late
     assert held.tell()[A].checkpoint == 9
     assert held.tell()[B].checkpoint == 3
 

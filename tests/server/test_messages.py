@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -145,6 +146,22 @@ def test_a_poll_is_woken_by_a_message(orders: Client, node: LocalNode) -> None:
     thread.join()
     assert [each["value"] for each in found[0]] == ["now"]
     polling.close()
+
+
+def test_a_poll_for_raw_batches_is_woken_by_an_append(orders: Client, node: LocalNode) -> None:
+    batch = bytes(encode([(b"k", b"now", [], 1000)]).data)
+    with closing(node.client()) as polling:
+        # Longer than the client waits for an answer.
+        polling.send("GET", f"{FIRST}/batches?offset=0&wait=60")
+        node.wait_for_polls(1)
+        # Of another partition: it does not end the wait.
+        assert orders("POST", f"{ORDERS}/partitions/1/batches", batch).status == 200
+        assert orders("POST", f"{FIRST}/batches", batch).json["offset"] == 0
+        raw = polling.receive()
+    assert (raw.status, raw.headers["content-type"]) == (200, "application/vnd.pxrs.batch")
+    assert (raw.headers["x-pxrs-next"], raw.headers["x-pxrs-end"]) == ("1", "1")
+    messages = decode(StoredBatch(0, 1, raw.body), Fence("orders", 0, 0))
+    assert [(message.value, message.timestamp) for message in messages] == [(b"now", 1000)]
 
 
 def test_a_stop_answers_polls(orders: Client, node: LocalNode) -> None:

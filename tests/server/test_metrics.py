@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from pxrs.metrics import Metric
 from pxrs.server.metrics import Metrics
 from pxrs.types import LogPartition
 from support.child import PATIENCE
+from support.java_member import JavaMember
 from support.node import Client, LocalNode, looks
 
 
@@ -168,6 +170,12 @@ def test_rebalances_are_counted_by_reason(
     assert client.get("/metrics").body.decode().count("pxrs_group_rebalances_total{") == 2
 
 
+def shown(text: str, name: str) -> float:
+    """The value of a metric."""
+    (line,) = [each for each in text.splitlines() if each.startswith(f"{name} ")]
+    return float(line.rpartition(" ")[2])
+
+
 def test_values(client: Client) -> None:
     """Fenced commits, lag, latencies and ages: not only that they are named."""
     client.post("/v1/topics", {"name": "orders", "partitions": 1})
@@ -182,12 +190,7 @@ def test_values(client: Client) -> None:
     assert client.post(commits, commit).json["commits"][0]["fenced"] is False
     assert client("DELETE", f"{path}/a").status == 204
     assert client.post(commits, commit).json["commits"][0]["fenced"] is True
-    text = client.get("/metrics").body.decode()
-
-    def value(name: str) -> float:
-        (line,) = [each for each in text.splitlines() if each.startswith(f"{name} ")]
-        return float(line.rpartition(" ")[2])
-
+    value = partial(shown, client.get("/metrics").body.decode())
     assert value("pxrs_fenced_commits_total") == 1
     assert value("pxrs_commit_seconds_count") == 2
     assert value("pxrs_commit_seconds_sum") > 0
@@ -253,6 +256,31 @@ def counted(client: Client) -> dict[str, float]:
     lines = client.get("/metrics").body.decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
+
+
+def test_each_way_to_commit_is_counted_once(client: Client) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    client.post("/v1/topics/orders/messages", {"messages": [{"value": "a"}] * 5})
+
+    def counted(name: str) -> float:
+        return shown(client.get("/metrics").body.decode(), name)
+
+    java = JavaMember(client, "java")
+    for _ in looks():
+        if java.beat() == "STABLE":
+            break
+    assert len(java.poll()) == 5
+    java.beat()
+    assert counted("pxrs_commit_seconds_count") == 0
+    java.beat()
+    assert counted("pxrs_commit_seconds_count") == 1
+    documented = "/api/v1/consumer-group"
+    asked = {"groupId": java.group, "consumerId": "documented"}
+    member = client.post(f"{documented}/join", asked).json["memberId"]
+    body = {"groupId": java.group, "memberId": member, "offsets": {"0": 5}}
+    assert client.post(f"{documented}/commit-offsets", body).status == 409
+    assert counted("pxrs_commit_seconds_count") == 2
+    assert counted("pxrs_fenced_commits_total") == 1
 
 
 def test_a_batch_that_was_there_already_is_not_counted_again(client: Client) -> None:

@@ -1,9 +1,10 @@
 """One member of a group that a node holds for a remote client: what it owns and was last sent.
 
 The client polls, and is answered from here; the node can't call it. So a partition that goes to
-another member is given up in two steps: the answer to the client's next request leaves the
-partition out; when the client has sent another request after that, or did not in time, the
-partition is released. This module uses no clock and no store.
+another member is given up in two steps: the next answer that shows the client its partitions leaves
+this one out; when the client has sent another request after that, or did not in time, the partition
+is released. Requests whose answers show no partitions, and those that the client may have sent
+before it had such an answer, are signs of life and no more. This module uses no clock and no store.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Leaving(NamedTuple):
 class HeldMember:
     """State shared by the group's thread and the client's requests; `PartitionWork` of the group.
 
-    `asked` counts the client's requests; each is answered with the partitions that it owns and
-    that are not leaving. A partition is released once the client has sent a request after the
-    answer that left it out, and `notice` seconds after that answer; at the latest `patience`
-    seconds after it began to leave. Thread-safe.
+    `asked` counts the requests of a client that has seen the answers before; `tell` is the answer
+    with the partitions that it owns and that are not leaving. A partition is released once the
+    client has asked after the answer that left it out, and `notice` seconds after that answer; at
+    the latest `patience` seconds after it began to leave. Thread-safe.
     """
 
     def __init__(
@@ -59,21 +60,32 @@ class HeldMember:
 
     # The client's side
 
+    def heard(self, now: float) -> None:
+        """Note a sign of life."""
+        with self._lock:
+            self.heard_at = max(self.heard_at, now)
+
     def ask(self, now: float) -> None:
-        """Note a request: the client is alive, and has seen the answer to its request before."""
+        """Note a request: the client is alive, and has seen what it was told before."""
         with self._lock:
             self.heard_at = max(self.heard_at, now)
             self.asked += 1
 
     def tell(self) -> dict[TopicPartition, Owned]:
-        """The partitions that the answer to the client's latest request shows."""
+        """The partitions that the client is shown now."""
         with self._lock:
             self.told_news = False
             for part, leaving in self._leaving.items():
                 if leaving.told is None:
                     self._leaving[part] = leaving._replace(told=(self.asked, self.heard_at))
                     self.told_news = True
-            return {part: it for part, it in self._owned.items() if part not in self._leaving}
+            return self._shown()
+
+    @property
+    def shown(self) -> frozenset[TopicPartition]:
+        """What an answer would show now."""
+        with self._lock:
+            return frozenset(self._shown())
 
     @property
     def parts(self) -> frozenset[TopicPartition]:
@@ -97,11 +109,13 @@ class HeldMember:
         return self.heard_at + self.session_timeout
 
     def committed(self, checkpoints: Mapping[TopicPartition, int | None]) -> None:
-        """Note the group's new checkpoints."""
+        """Note the group's new checkpoints; one that is noted late does not go back."""
         with self._lock:
             for part, checkpoint in checkpoints.items():
-                if (owned := self._owned.get(part)) is not None:
-                    self._owned[part] = owned._replace(checkpoint=checkpoint)
+                owned = self._owned.get(part)
+                if owned is None or checkpoint is None or checkpoint < (owned.checkpoint or 0):
+                    continue
+                self._owned[part] = owned._replace(checkpoint=checkpoint)
 
     # The group's side
 
@@ -140,6 +154,9 @@ class HeldMember:
             for part in parts:
                 self._owned.pop(part, None)
                 self._leaving.pop(part, None)
+
+    def _shown(self) -> dict[TopicPartition, Owned]:
+        return {part: it for part, it in self._owned.items() if part not in self._leaving}
 
     def _due(self, leaving: Leaving) -> float:
         latest = leaving.since + self._patience

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.core.group import Rules
-from pxrs.core.records import head_key, members_prefix
+from pxrs.core.records import Claim, claims_prefix, decode, head_key, members_prefix
 from pxrs.errors import (
     Closed,
     GroupNotFound,
@@ -73,15 +73,27 @@ class Joining(NamedTuple):
 class Told(NamedTuple):
     """The answer to a client's request: what it owns, and whether that is about to change.
 
-    `owner` is the id under which the member owns it. `has_news`: no answer before left out what
-    this one leaves out.
+    `complete`: it is all that the generation gives the member, and nothing else. `settled`:
+    besides, the group needs no other generation. `owner` is the id under which the member owns it.
+    `has_news`: no answer before left out what this one leaves out.
     """
 
     owned: dict[TopicPartition, Owned]
     generation: int
+    complete: bool
     settled: bool
     owner: str
     has_news: bool
+
+
+class Standing(NamedTuple):
+    """What the group's last look has found for a member, once it has acted on it."""
+
+    generation: int = 0
+    # Its partitions in that generation.
+    target: frozenset[TopicPartition] = frozenset()
+    # Whether it owns them, in a group that needs no other generation.
+    settled: bool = False
 
 
 class CommitResult(NamedTuple):
@@ -126,10 +138,9 @@ class _Member:
         )
         self._joined = False
         self._joining = [joining.done]
-        self.settled = False
+        self.standing = Standing()
         self.look_at: float | None = None
         self.waiting: list[Callable[[], None]] = []
-        self.waiting_for_news: list[Callable[[], None]] = []
 
     @property
     def is_new(self) -> bool:
@@ -165,20 +176,28 @@ class _Member:
                 yield done
 
     def call_back(self) -> None:
-        """Wake the requests that wait until the member is settled, or gone."""
+        """Wake the requests that wait until the member is settled, has news, or is gone."""
         while self.waiting:
-            self.waiting.pop()()
-        self.call_back_for_news()
+            try:
+                callback = self.waiting.pop()
+            except IndexError:
+                return  # another thread has woken the last one
+            callback()
 
-    def call_back_for_news(self) -> None:
-        """Wake the requests that are to be answered when a partition has to be given up."""
-        while self.waiting_for_news:
-            self.waiting_for_news.pop()()
+    @property
+    def has_answer(self) -> bool:
+        """Whether a request that waits is to be answered: it is settled, or has to give up some."""
+        standing = self.standing
+        return self.held.has_news or (standing.settled and self.held.shown == standing.target)
 
     def told(self) -> Told:
-        owned = self.held.tell()
-        me, generation = self.membership.me, self.membership.generation
-        return Told(owned, generation, self.settled, me.id, self.held.told_news)
+        # The host may look meanwhile: then these partitions are not those of this standing.
+        standing, owned = self.standing, self.held.tell()
+        complete = owned.keys() == standing.target
+        return Told(
+            owned, standing.generation, complete, complete and standing.settled,
+            self.membership.me.id, self.held.told_news,
+        )  # fmt: skip
 
 
 class GroupHost:
@@ -220,10 +239,11 @@ class GroupHost:
             if self._stop.is_set():
                 raise Closed("the node is stopping")
             if (member := self._members.get(name)) is not None and member.topics == topics:
-                member.held.ask(self._context.clock.monotonic())
+                member.held.heard(self._context.clock.monotonic())
                 member.join_again(joining.done)
                 return joining.done
-            if len(self._members) + len(self._joining) >= MOST_MEMBERS:
+            others = {*self._members, *(each.name for each in self._joining)} - {name}
+            if len(others) >= MOST_MEMBERS:
                 raise InvalidRequest(
                     f"group {self._group!r} has {MOST_MEMBERS} members on this node already"
                 )
@@ -258,14 +278,36 @@ class GroupHost:
             return not self._members and not self._joining
 
     def ask(self, name: str) -> Told:
-        """Note a sign of life from the client; returns the answer to it."""
+        """Note a request of a client that has seen the answers before; returns the answer to it."""
         member = self._member(name)
+        self._asked(member)
+        return member.told()
+
+    def beat(self, name: str, generation: int | None) -> Standing:
+        """Note a sign of life whose answer shows no partitions.
+
+        A client that names the generation as it is has fetched it. One that names an older one has
+        not: what it was told may be on its way, or lost.
+        """
+        member = self._member(name)
+        if generation is None or generation >= member.standing.generation:
+            self._asked(member)
+        else:
+            member.held.heard(self._context.clock.monotonic())
+        return member.standing
+
+    def heard(self, name: str) -> Standing:
+        """Note a sign of life that the client may have sent before it saw the last answer."""
+        member = self._member(name)
+        member.held.heard(self._context.clock.monotonic())
+        return member.standing
+
+    def _asked(self, member: _Member) -> None:
         was_leaving = member.held.is_leaving
         member.held.ask(self._context.clock.monotonic())
         if was_leaving:
             # Partitions that the answer before left out may be released now.
             self.wake()
-        return member.told()
 
     def tell(self, name: str) -> Told:
         """The answer to the client's request before, once it has waited."""
@@ -275,31 +317,46 @@ class GroupHost:
         """How many seconds an answer to the member may wait: it is silent meanwhile."""
         return self._member(name).held.session_timeout / 2
 
-    def when_settled(
-        self, name: str, callback: Callable[[], None], *, or_news: bool = False
-    ) -> None:
+    def when_settled(self, name: str, callback: Callable[[], None]) -> None:
         """Call `callback`, in any thread, once the member owns its target, or is gone.
 
-        `or_news`: also once it has to give up a partition, which the client does not know.
+        Also once it has to give up a partition, which the client does not know.
         """
         member = self._member(name)
-        (member.waiting_for_news if or_news else member.waiting).append(callback)
-        if member.settled or not self.holds(name):
+        member.waiting.append(callback)
+        if member.has_answer or not self.holds(name):
             member.call_back()
-        elif member.held.has_news:
-            member.call_back_for_news()
 
     def commit(self, name: str, offsets: Mapping[TopicPartition, int]) -> CommitResult:
         """Move checkpoints forward where the member owns the partition. Waits for the store."""
         member = self._member(name)
-        member.held.ask(self._context.clock.monotonic())
-        applied = member.claims.commit({part: Mark(offset) for part, offset in offsets.items()})
-        member.held.committed({each.part: each.claim.checkpoint for each in applied.written})
-        if applied.lost:
+        # The thread may claim one anew that turns out to be lost here: not in between.
+        with member.claims.lock:
+            applied = member.claims.commit({part: Mark(offset) for part, offset in offsets.items()})
+            member.held.committed({each.part: each.claim.checkpoint for each in applied.written})
             member.held.gone(applied.lost, lost=True)
+        if applied.lost:
             self.wake()
         written = frozenset(each.part for each in applied.written)
-        return CommitResult(written, applied.lost, member.membership.generation)
+        return CommitResult(written, applied.lost, member.standing.generation)
+
+    def committed(self, owner: str, checkpoints: Mapping[TopicPartition, int]) -> None:
+        """Note checkpoints that a member has committed under this id, not through `commit`."""
+        member = self._members.get(owner.rpartition(".")[0])
+        if member is not None and member.membership.me.id == owner:
+            member.held.committed(checkpoints)
+
+    def read_checkpoints(self, name: str) -> None:
+        """Note what the member has committed through any node. Reads the store."""
+        member = self._member(name)
+        found = self._context.coord.list(claims_prefix(self._group))
+        claims = {each.key: decode(each, Claim) for each in found}
+        me = member.claims.owner
+        for part in member.claims.parts:
+            owned = member.claims.get(part)
+            claim = None if owned is None else claims.get(owned.key)
+            if claim is not None and claim.owner == me:
+                member.held.committed({part: claim.checkpoint})
 
     def _member(self, name: str) -> _Member:
         member = self._members.get(name)
@@ -429,7 +486,8 @@ class GroupHost:
         self._seen = None
         for member in list(self._members.values()):
             due = member.look_at is not None and member.look_at <= now
-            if not changed and not due and not member.held.is_leaving and member.settled:
+            settled = member.standing.settled and not member.held.is_leaving
+            if settled and not changed and not due:
                 continue
             member.held.tick(now)
             try:
@@ -440,14 +498,14 @@ class GroupHost:
                 # Its client has joined through another node, or its record can't be written.
                 self._drop(member.name, error)
                 continue
-            # Not before: the first answer to a member must show what this look saw.
-            member.has_joined()
             if member.look_at is not None and member.look_at <= self._context.clock.monotonic():
                 # It has changed the group: the others must not decide on the old snapshot.
                 seen = self._see()
-            self._note_settled(member, seen)
-            if member.held.has_news:
-                member.call_back_for_news()
+            member.standing = self._standing(member, seen)
+            # Not before: the first answer to a member must show what this look saw.
+            member.has_joined()
+            if member.has_answer:
+                member.call_back()
         self._seen = state
 
     def _see(self) -> Snapshot:
@@ -455,23 +513,20 @@ class GroupHost:
             {name: member.claims.parts for name, member in self._members.items()}
         )
 
-    def _note_settled(self, member: _Member, seen: Snapshot) -> None:
-        """Note whether a member owns its target, in a group that needs no other target.
-
-        A member that has just joined is not in a snapshot from before.
-        """
+    def _standing(self, member: _Member, seen: Snapshot) -> Standing:
+        """The member's standing. One that has just joined is not in a snapshot from before."""
         view = seen.view
         mine = view.members.get(member.name)
+        target = frozenset(view.head.target_of(member.name))
         subscriptions = {name: tuple(sorted(each.topics)) for name, each in view.members.items()}
-        member.settled = (
+        settled = (
             mine is not None
             and mine.id == member.membership.me.id
             and not member.held.is_leaving
-            and member.claims.parts == view.head.target_of(member.name)
+            and member.claims.parts == target
             and subscriptions.items() <= view.head.subscriptions.items()
         )
-        if member.settled:
-            member.call_back()
+        return Standing(view.head.generation, target, settled)
 
 
 class MemberNotHere(GroupNotFound):

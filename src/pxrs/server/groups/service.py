@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -19,8 +19,9 @@ from pxrs.core.group import Rules
 from pxrs.core.records import Head, MemberRecord, decode, head_key, member_key, members_prefix
 from pxrs.errors import GroupExists, GroupNotFound, OffsetOutOfRange
 from pxrs.server.cluster import Cluster
+from pxrs.server.groups.fences import Fence
 from pxrs.server.groups.host import MOST_MEMBERS as MOST_IN_GROUP
-from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Told
+from pxrs.server.groups.host import CommitResult, Context, GroupHost, MemberNotHere, Standing, Told
 from pxrs.server.limits import MOST_GROUPS, MOST_MEMBERS, check_room
 from pxrs.server.metrics import Metrics
 from pxrs.types import Check, Committed, Delete, Put, TopicPartition, Versioned
@@ -115,20 +116,43 @@ class GroupService:
         """
         check_group_name(group)
         check_member_name(name)
-        if not self.holds(group, name):
+        again = self.holds(group, name)
+        if not again:
             await self._call(partial(self._refuse_elsewhere, group, name))
             check_room("members", self.held, MOST_MEMBERS)
         for topic in topics:
             await self._px.topics.find(topic)
-        await outcome(self._host(group).join(name, topics, client, session_timeout, notice))
+        host = self._host(group)
+        await outcome(host.join(name, topics, client, session_timeout, notice))
+        if again:
+            # Its client may have started anew, and continues from the checkpoints that it is told.
+            await self._call(partial(host.read_checkpoints, name))
 
     async def ask(self, group: str, name: str) -> Told:
-        """Note a sign of life; what the member owns now. Takes over a member whose node died."""
+        """Note a request of a client that has seen the answers before; what it owns now.
+
+        Takes over a member whose node died, as the other requests do.
+        """
+        return (await self._holding(group, name)).ask(name)
+
+    async def beat(self, group: str, name: str, generation: int | None) -> Standing:
+        """Note a sign of life; the answer shows no partitions, so no one counts as told of any.
+
+        `generation`: the one that the client has fetched, if it says so.
+        """
+        return (await self._holding(group, name)).beat(name, generation)
+
+    async def heard(self, group: str, name: str) -> Standing:
+        """Note a sign of life that the client may have sent before it saw the last answer."""
+        return (await self._holding(group, name)).heard(name)
+
+    async def _holding(self, group: str, name: str) -> GroupHost:
+        """The host of a member, which is taken over if its node died."""
         host = self._hosts.get(group)
         if host is None or not host.holds(name):
             await self._adopt(group, name)
             host = self._host(group)
-        return host.ask(name)
+        return host
 
     def holds(self, group: str, name: str) -> bool:
         """Whether this node holds the member."""
@@ -141,24 +165,28 @@ class GroupService:
         Who was told how long partitions stay (`notice`) must join again to be told it once more:
         a member that is taken over by `ask` has none.
         """
-        host = self._hosts.get(group)
-        if host is None:
-            raise MemberNotHere(name, group)
-        return host.ask(name)
+        return self._host_of(group, name).ask(name)
 
-    async def settled(self, group: str, name: str, wait: float, *, or_news: bool = False) -> Told:
+    def _host_of(self, group: str, name: str) -> GroupHost:
+        """The host of a member that is held here; `MemberNotHere` for any other."""
+        host = self._hosts.get(group)
+        if host is None or not host.holds(name):
+            raise MemberNotHere(name, group)
+        return host
+
+    async def settled(self, group: str, name: str, wait: float) -> Told:
         """As `ask`, once the member owns its target, or after `wait` seconds.
 
-        `or_news`: also once it has to give up a partition. The answer that says so must not wait
-        until others have it. No answer waits for so long that the client would count as gone.
+        At once if it has to give up a partition: the answer that says so must not wait until others
+        have it. No answer waits for so long that the client would count as gone.
         """
         told = await self.ask(group, name)
-        if told.settled or wait <= 0 or (or_news and told.has_news):
+        if told.settled or told.has_news or wait <= 0:
             return told
-        host = self._host(group)
+        host = self._host_of(group, name)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(wait, host.patience(name))):
-                await called(partial(host.when_settled, name, or_news=or_news))
+                await called(partial(host.when_settled, name))
         # Not asked again: the client has sent one request, and does not know what it was told.
         return host.tell(name)
 
@@ -166,24 +194,41 @@ class GroupService:
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
     ) -> CommitResult:
         """Move checkpoints forward; refuses those of partitions that the member does not own."""
-        await self.ask(group, name)
+        await self.heard(group, name)
         await self._call(partial(self.check_offsets, offsets))
-        host = self._host(group)
+        return await self._commit(group, name, offsets)
+
+    async def commit_owned(
+        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
+    ) -> list[OffsetOutOfRange]:
+        """Commit offsets of partitions that the member owns; ignores all others.
+
+        Returns those past the end of their partition: they hold back no other, and are left out.
+        """
+        mine = self._host_of(group, name).parts(name)
+        owned = {part: offset for part, offset in offsets.items() if part in mine}
+        wrong = await self._call(lambda: list(self._past_end(owned)))
+        for error in wrong:
+            del owned[TopicPartition(error.topic, error.partition)]
+        if owned:
+            await self._commit(group, name, owned)
+        return wrong
+
+    async def _commit(
+        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
+    ) -> CommitResult:
+        host = self._host_of(group, name)
         with self._metrics.timed(names.COMMIT_SECONDS):
             done = await self._call(partial(host.commit, name, offsets))
         self._metrics.count(names.FENCED, by=len(done.refused))
         return done
 
-    async def commit_owned(
-        self, group: str, name: str, offsets: Mapping[TopicPartition, int]
-    ) -> None:
-        """Commit offsets of partitions that it owns, none past their end; ignores all others."""
-        host = self._host(group)
-        mine = host.parts(name)
-        owned = {part: offset for part, offset in offsets.items() if part in mine}
-        if owned:
-            await self._call(partial(self.check_offsets, owned))
-            await self._call(partial(host.commit, name, owned))
+    def committed(self, group: str, checkpoints: Mapping[Fence, int | None]) -> None:
+        """Note what members that are held here have committed with fences."""
+        host = self._hosts.get(group)
+        for fence, checkpoint in checkpoints.items():
+            if host is not None and checkpoint is not None:
+                host.committed(fence.owner, {fence.part: checkpoint})
 
     @property
     def held(self) -> int:
@@ -200,8 +245,7 @@ class GroupService:
 
     async def leave(self, group: str, name: str) -> None:
         """Leave the group for good."""
-        await self.ask(group, name)
-        await outcome(self._host(group).leave(name))
+        await outcome((await self._holding(group, name)).leave(name))
 
     def _host(self, group: str) -> GroupHost:
         host = self._hosts.get(group)
@@ -292,6 +336,10 @@ class GroupService:
 
         Blocks; call it in a thread.
         """
+        for error in self._past_end(offsets):
+            raise error
+
+    def _past_end(self, offsets: Mapping[TopicPartition, int]) -> Iterator[OffsetOutOfRange]:
         topics = self._px._blocking.topics
         for topic in {part.topic for part in offsets}:
             found = topics.find(topic)
@@ -303,7 +351,7 @@ class GroupService:
                 if offset > held.end:
                     held = topics._confirmed_bounds(found, part.partition)
                 if not 0 <= offset <= held.end:
-                    raise OffsetOutOfRange(*part, offset, *held)
+                    yield OffsetOutOfRange(*part, offset, *held)
 
     # Registry
 
@@ -376,6 +424,6 @@ class GroupService:
     async def close(self) -> None:
         """Let the members go to other nodes: they keep their partitions for a while."""
         self._sweeping.cancel()
-        for host in self._hosts.values():
+        for host in list(self._hosts.values()):
             await self._call(host.close)
         self._hosts.clear()

@@ -199,24 +199,26 @@ class Dmq:
         await self._groups.join(
             found.name, asked.consumerId, (found.app.topic,), client, self._session_timeout
         )
-        told = await self._groups.ask(found.name, asked.consumerId)
-        return Joined(f"{asked.consumerId}{_IN_GROUP}{found.name}", not told.settled)
+        standing = await self._groups.heard(found.name, asked.consumerId)
+        return Joined(f"{asked.consumerId}{_IN_GROUP}{found.name}", not standing.settled)
 
     async def assignment(self, call: Call) -> Assignment:
         member = call.path["member"]
         name, group = _split(member)
         told = await self._groups.settled(group, name, call.query.wait)
         parts = sorted(told.owned)
+        # The generation before while it is not complete: heartbeats tell no more than a generation,
+        # and the next one must send the client here again.
         return Assignment(
             [part.partition for part in parts],
-            told.generation,
+            told.generation if told.complete else max(0, told.generation - 1),
             {str(part.partition): told.owned[part].checkpoint or 0 for part in parts},
         )
 
     async def heartbeat(self, call: Call) -> Beat:
         asked: Heartbeat = call.body
-        told = await self._groups.ask(*_member(asked.groupId, asked.memberId))
-        return Beat(True, told.generation)
+        member = _member(asked.groupId, asked.memberId)
+        return Beat(True, (await self._groups.beat(*member, asked.generation)).generation)
 
     async def commit(self, call: Call) -> Answer | Success:
         asked: CommitOffsets = call.body

@@ -7,6 +7,7 @@ shape `WireMember`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Annotated
@@ -43,6 +44,8 @@ _PREPARED_ANSWERS = 2
 # How long a client waits for a rebalance to be over: as long as one takes whose members give
 # nothing up by themselves (`GroupRules`). Its own patience with a join is ten seconds.
 _LONGEST_REBALANCE = 6.0
+# How long a heartbeat's answer waits for its commit. The client waits five seconds for the answer.
+_COMMIT_WAIT = 2.0
 _LOGIN_SECONDS = 86_400
 _MOST_WARNED = 1000
 _LOG = logging.getLogger("pxrs.serve")
@@ -240,6 +243,10 @@ class WireMember:
         # Whether it was told STABLE though the group was not settled, and still is not.
         self._is_late = False
         self._fetched: dict[int, int] = {}
+        # The commit of a heartbeat that may not be over.
+        self.committing: asyncio.Task[None] | None = None
+        # Whether the last one failed.
+        self.commit_failed = False
 
     def reply(
         self, owned: tuple[int, ...], settled: bool, generation: int, now: float
@@ -294,8 +301,8 @@ class DmqWire:
         self._session_timeout = session_timeout
         self._cluster = cluster
         self._members: dict[tuple[str, str], WireMember] = {}
-        # The end of the partition that was logged last.
-        self._warned: dict[TopicPartition, int] = {}
+        # By client and partition, the end of the partition that was logged last.
+        self._warned: dict[tuple[str, TopicPartition], int] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -475,7 +482,7 @@ class DmqWire:
                 page = await self._messages.fetch(asked.topic, asked.partition, offset, most, wait)
             except OffsetOutOfRange as error:
                 if offset >= error.end:
-                    self._warn_of_loss(error)
+                    self._warn_of_loss("a client", error)
                     return Consumed([], error.end, None, True)
                 # Retention has removed this offset: the client goes on with the first one left.
                 page = await self._messages.fetch(
@@ -485,23 +492,23 @@ class DmqWire:
             return Consumed([], 0, told(error), False)
         return Consumed([_consumed(each) for each in page.messages], page.end, None, True)
 
-    def _warn_of_loss(self, error: OffsetOutOfRange) -> None:
+    def _warn_of_loss(self, client: str, error: OffsetOutOfRange) -> None:
         """Log that a client is past the end: the engine has lost messages that it had read.
 
         Or the topic was made again. The client has no word for that: past the end it takes nothing
         but an empty answer, and goes on there when the partition has grown so far.
         """
         where = TopicPartition(error.topic, error.partition)
-        if self._warned.get(where) == error.end:
+        if self._warned.get((client, where)) == error.end:
             return
         if len(self._warned) >= _MOST_WARNED:
             self._warned.clear()
-        self._warned[where] = error.end
+        self._warned[client, where] = error.end
         _LOG.warning(
-            "a client reads topic %r, partition %d, from offset %d, but it ends at %d: the client "
+            "%s reads topic %r, partition %d, from offset %d, but it ends at %d: the client "
             "was told a wrong offset, messages were lost, or the topic was made again; it will "
             "pass over what comes up to there, so start it anew",
-            *where, error.offset, error.end,
+            client, *where, error.offset, error.end,
         )  # fmt: skip
 
     # Groups
@@ -531,14 +538,14 @@ class DmqWire:
                 # so it is told PREPARING_REBALANCE first, whatever set it has.
                 await self._take_in(*key)
                 known = await self._remember(call, *key, has_set=True)
-            answer = self._answer(known, asked)
             if who is None or not who.expired:
                 await self._commit(known, key, asked.offsets or {})
+            # Nothing comes after it: what it says counts as told.
+            return self._answer(known, asked)
         except PxrsError as error:
             if isinstance(error, GroupNotFound):
                 self._members.pop(key, None)
             return _failed(error)
-        return answer
 
     async def _owner(self, key: tuple[str, str]) -> str | None:
         """The token that the member has joined with, here or through another node."""
@@ -571,15 +578,43 @@ class DmqWire:
     async def _commit(
         self, member: WireMember, key: tuple[str, str], offsets: dict[str, int]
     ) -> None:
-        """Commit what was handled in partitions that it owns; it reports those of others, too."""
+        """Commit what was handled in partitions that it owns; it reports those of others, too.
+
+        It fails in the log only, and waits for a while only: the client looks at no state in an
+        answer that is no success, or that is late. What was not committed the next heartbeat has.
+        """
         fetched = {
             int(text): at for text, at in offsets.items() if text.isdecimal() and len(text) <= 9
         }
         handled = member.handled(fetched)
-        if handled:
-            topic = (await self._groups.find(key[0])).app.topic
+        former = member.committing
+        if handled and (former is None or former.done()):
+            member.committing = asyncio.create_task(self._commit_handled(member, key, handled))
+            await asyncio.wait({member.committing}, timeout=_COMMIT_WAIT)
+
+    async def _commit_handled(
+        self, member: WireMember, key: tuple[str, str], handled: dict[int, int]
+    ) -> None:
+        group, name = key
+        try:
+            topic = (await self._groups.find(group)).app.topic
             marks = {TopicPartition(topic, number): at for number, at in handled.items()}
-            await self._groups.commit_owned(*key, marks)
+            for error in await self._groups.commit_owned(group, name, marks):
+                self._warn_of_loss(f"member {name!r} of group {group!r}", error)
+        except GroupNotFound:
+            return  # the member is gone, and its answer says so
+        except PxrsError as error:
+            if not member.commit_failed:
+                _LOG.warning(
+                    "group %r: what member %r has handled was not committed: %s; its next "
+                    "heartbeats try again",
+                    group, name, error,
+                )  # fmt: skip
+            member.commit_failed = True
+        except Exception:  # noqa: BLE001 - the answer does not depend on it
+            _LOG.exception("group %r: the commit of member %r failed", group, name)
+        else:
+            member.commit_failed = False
 
 
 def _broker(node: NodeInfo) -> Broker:

@@ -181,7 +181,7 @@ class V1Groups:
 
     async def assignment(self, call: Call) -> MemberAssignment:
         group, member = call.path["group"], call.path["member"]
-        told = await self._groups.settled(group, member, call.query.wait, or_news=True)
+        told = await self._groups.settled(group, member, call.query.wait)
         return self._answer(group, told)
 
     async def leave(self, call: Call) -> None:
@@ -213,6 +213,7 @@ class V1Groups:
             done = await self._call(
                 partial(fences.commit, self._coord, self._clock, offsets, check)
             )
+        self._groups.committed(group, done)
         refused = sum(checkpoint is None for checkpoint in done.values())
         self._metrics.count(names.FENCED, by=refused)
         return Commits(
