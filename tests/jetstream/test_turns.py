@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
 import pytest
 
+from pxrs.stores.jetstream import turns
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.jetstream.streams import Streams
@@ -111,6 +113,65 @@ def test_threads_of_one_handle_stand_in_line_before_they_ask_the_server(
     offsets = keep_appending([log] * 8, 20)
     assert offsets == list(range(8 * 20))
     assert (publishes.sent, publishes.refused) == (len(offsets), 0)
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged of crowds."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self.any = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.any.set()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    heard, logger = Heard(), logging.getLogger("pxrs.nats")
+    logger.addHandler(heard)
+    yield heard
+    logger.removeHandler(heard)
+
+
+def test_a_crowd_is_warned_of_once(
+    log: JetStreamLog, url: str, monkeypatch: pytest.MonkeyPatch, heard: Heard
+) -> None:
+    monkeypatch.setattr(turns, "_CROWD", 3)
+    monkeypatch.setattr(turns, "_SAMPLE", 2)
+    handles = [opened(url) for _ in range(6)]
+    stop = threading.Event()
+
+    def append_until_then(handle: JetStreamLog) -> None:
+        while not stop.is_set():
+            append(handle, HERE, batch(b"x"))
+
+    with ThreadPoolExecutor(len(handles)) as pool:
+        running = [pool.submit(append_until_then, handle) for handle in handles]
+        try:
+            assert heard.any.wait(PATIENCE)
+        finally:
+            stop.set()
+        for each in running:
+            each.result()
+    keep_appending(handles, 20)
+    # A handle stands for a process.
+    assert len(heard.texts) <= len(handles)
+    assert "3 or more others were waiting to append to partition 0 of topic 't-1'" in heard.texts[0]
+    for handle in handles:
+        handle.close()
+
+
+def test_two_writers_are_no_crowd(
+    log: JetStreamLog, url: str, monkeypatch: pytest.MonkeyPatch, heard: Heard
+) -> None:
+    monkeypatch.setattr(turns, "_SAMPLE", 1)
+    other = opened(url)
+    keep_appending([log, other], 40)
+    assert heard.texts == []
+    other.close()
 
 
 @pytest.mark.parametrize(
