@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import pxrs
 from engines import Engine
 from pxrs.config import OnTrimmed, nats_settings, parse_url
 from pxrs.errors import DeliveryFailed, OffsetOutOfRange, StoreUnavailable, TopicNotFound
+from pxrs.stores.jetstream.failures import Stale
 from pxrs.stores.jetstream.log import JetStreamLog
+from pxrs.stores.jetstream.topics import Topic
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
 from support.child import PATIENCE
@@ -45,12 +49,12 @@ class Cluster:
     def heal(self) -> None:
         self._network.heal(reset=True)
 
-    def url(self, node: int, timeout: int, replicas: int = 3) -> str:
+    def url(self, node: int, timeout: float, replicas: int = 3) -> str:
         port = self.engine.ports[3 * node]
         return f"nats://127.0.0.1:{port}?replicas={replicas}&timeout={timeout}"
 
-    def log(self, node: int, timeout: int = 30) -> JetStreamLog:
-        return JetStreamLog(nats_settings(parse_url(self.url(node, timeout))))
+    def log(self, node: int, timeout: float = 30, replicas: int = 3) -> JetStreamLog:
+        return JetStreamLog(nats_settings(parse_url(self.url(node, timeout, replicas))))
 
     def leader_of_meta(self) -> int:
         """The node that decides which streams there are."""
@@ -125,6 +129,59 @@ def test_that_there_is_no_such_topic_needs_a_majority(cluster: Cluster) -> None:
             log.bounds("none")
         log.drop("none")
         assert log.held() == {}
+
+
+def test_that_a_stream_is_gone_needs_a_majority(cluster: Cluster) -> None:
+    """A client may come from a server with old knowledge to one that knows better, and back."""
+    leader = cluster.leader_of_meta()
+    healthy, asked = threading.Event(), 0
+
+    async def stale(topic: Topic) -> str:
+        """As long as the servers are cut off, what a server with old knowledge answers."""
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            cluster.heal()
+            healthy.set()
+        if not healthy.is_set():
+            raise Stale(topic.id)
+        return topic.id
+
+    with closing(cluster.log(leader)) as log:
+        log.create(HERE.topic_id, 1)
+        cluster.cut_off(leader)
+        assert log._run(log._topics.using(HERE.topic_id, stale)) == HERE.topic_id
+        log.drop(HERE.topic_id)
+
+
+def test_what_the_majority_made_meanwhile_is_not_removed(cluster: Cluster) -> None:
+    """The server that led them all says that there is no such stream, and learns better."""
+    leader = cluster.leader_of_meta()
+    doubts = threading.Event()
+    with (
+        closing(cluster.log(leader, timeout=2 * PATIENCE)) as cut_off,
+        # Two servers can't place a stream on three.
+        closing(cluster.log((leader + 1) % 3, replicas=1, timeout=2 * PATIENCE)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        cut_off.owned_by(lambda: "one store")
+        other.owned_by(lambda: "another store")
+        streams = cut_off._topics._streams
+        require_majority = streams.require_majority
+
+        async def require() -> None:
+            doubts.set()
+            await require_majority()
+
+        streams.require_majority = require  # type: ignore[method-assign]
+        cluster.cut_off(leader)
+        dropped = pool.submit(cut_off.drop, HERE.topic_id)
+        assert doubts.wait(PATIENCE)
+        other.create(HERE.topic_id, 1)
+        cluster.heal()
+        dropped.result(2 * PATIENCE)
+        assert other.held() == {HERE.topic_id: "another store"}
+        assert append(other, HERE, batch(b"a")) == [0]
 
 
 @pytest.mark.thorough

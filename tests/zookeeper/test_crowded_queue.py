@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 import pxrs
-from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url, zookeeper_settings
-from pxrs.stores.zookeeper import crowding
+from pxrs.stores.zookeeper import coord as module
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.stores.zookeeper.failures import zk
@@ -66,7 +65,7 @@ def test_a_process_that_mostly_comes_too_late_warns_of_it_once(
     refusals: int,
 ) -> None:
     """As if a rival were faster each time but the last."""
-    monkeypatch.setattr(crowding, "_SAMPLE", 6)
+    monkeypatch.setattr(module, "_SAMPLE", 6)
     run = Commits.run
     left = 0
 
@@ -80,8 +79,6 @@ def test_a_process_that_mostly_comes_too_late_warns_of_it_once(
         return run(self, operations, deadline)
 
     coord = ZooKeeperCoord(zookeeper_settings(parse_url(zookeeper_url)))
-    committed(coord.commit([], [Put("q/1", b"")]))
-    coord._crowding = crowding.Crowding(SYSTEM_CLOCK)
     monkeypatch.setattr(Commits, "run", overtaken)
     with caplog.at_level(logging.WARNING, "pxrs.store"):
         for _ in range(12 // (1 + refusals)):

@@ -22,6 +22,9 @@ _OFF = {10035, 10039, 10076}
 class Stale(Exception):  # noqa: N818 - the caller looks the topic up again
     """The stream is gone, or another one has its name now."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the stream of {name} is gone, or another one has its name now")
+
 
 def full(error: ApiError) -> bool:
     """Whether there is no room for another message."""

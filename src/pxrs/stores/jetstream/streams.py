@@ -191,22 +191,18 @@ class Streams:
     def _clustered(self) -> bool:
         return bool(self.wire.server_info().get("cluster"))
 
-    async def delete(self, name: str) -> None:
-        """Remove the stream, if it exists."""
-        patience = self.patience()
-        sure = not self._clustered
-        while True:
-            try:
-                await self._ask("DELETE", name, {}, Reply, refusal=NO_STREAM)
-                return
-            except ApiError as error:
-                if not await self._is_served(name):
-                    if sure:
-                        return
-                    await self.require_majority()
-                    sure = True
-                    continue
-                await patience.pause(error)
+    async def delete(self, name: str) -> Exception | None:
+        """Ask for the stream's removal, one try. Returns why it may still be there, if it may."""
+        try:
+            (answer,) = await self.wire.request(f"{self._stream_api}.DELETE.{name}", b"", TRY)
+            msgspec.json.decode(answer.data, type=Reply).check()
+        except (NotSent, NoAnswer) as error:
+            return error
+        except ApiError as error:
+            if error.err_code != NO_STREAM and not passing(error):
+                raise translated(error) from error
+            return error
+        return None
 
     async def purge(self, name: str, subject: str, before: int | None = None) -> None:
         """Remove the messages of a subject, those with sequences below `before` if that is given.

@@ -258,10 +258,7 @@ class Topics:
         """The topic, from memory if it was found before; raises `TopicNotFound`."""
         found = self._found.get(topic_id)
         if found is None:
-            looked_up = await self._look_up(topic_id)
-            if looked_up is None:
-                await self._streams.require_majority()
-                looked_up = await self._look_up(topic_id)
+            looked_up = await self._look_up_surely(topic_id)
             if looked_up is None:
                 raise TopicNotFound(topic_id)
             # Another task may have found it meanwhile: all tasks must use the same locks.
@@ -271,14 +268,20 @@ class Topics:
         return found
 
     async def using(self, topic_id: str, use: Callable[[Topic], Awaitable[T]]) -> T:
-        """Use the topic as it is known; tries again if another topic has its name by now."""
-        for _ in range(2):
+        """Use the topic as it is known; tries again if another topic has its name by now.
+
+        Raises `TopicNotFound` only if `find` does: that the stream is gone may be old knowledge of
+        a server, while the next one still has it.
+        """
+        patience = self._streams.patience()
+        while True:
             topic = await self.find(topic_id)
             try:
                 return await use(topic)
-            except Stale:
+            except Stale as error:
                 self.forget(topic)
-        raise TopicNotFound(topic_id)
+                why = error
+            await patience.pause(why)
 
     async def using_part(self, where: LogPartition, use: Callable[[Part], Awaitable[T]]) -> T:
         """Use a partition, as `using` does."""
@@ -309,40 +312,64 @@ class Topics:
         config = self._config(topic_id, root, partitions)
         if owner is not None:
             config["metadata"][_OWNER] = owner
-        made = await self._streams.create(stream, config)
-        if made is not None:
-            time = self._time(made)
-            topic = Topic(
-                topic_id,
-                stream,
-                root,
-                partitions,
-                self._settings.replicas,
-                time,
-                owner or "",
-                self._streams.wire,
-            )
-            await self._lay_floors(topic)
-            self._found[topic_id] = topic
+        patience = self._streams.patience()
+        while (made := await self._streams.create(stream, config)) is None:
+            existing = await self._look_up(topic_id)
+            if existing is None:
+                # It was removed meanwhile, or another server has answered, which has old knowledge.
+                await patience.pause(Stale(topic_id))
+                continue
+            if len(existing.parts) != partitions:
+                raise TopicExists(f"topic {topic_id!r} has {len(existing.parts)} partitions")
+            if owner is not None and existing.owner != owner:
+                raise TopicExists(
+                    f"stream {stream!r} was made by another store; use another prefix for one of "
+                    "them"
+                )
             return
-        existing = await self._look_up(topic_id)
-        if existing is not None and len(existing.parts) != partitions:
-            raise TopicExists(f"topic {topic_id!r} has {len(existing.parts)} partitions")
-        if existing is not None and owner is not None and existing.owner != owner:
-            raise TopicExists(
-                f"stream {stream!r} was made by another store; use another prefix for one of them"
-            )
+        time = self._time(made)
+        topic = Topic(
+            topic_id,
+            stream,
+            root,
+            partitions,
+            self._settings.replicas,
+            time,
+            owner or "",
+            self._streams.wire,
+        )
+        await self._lay_floors(topic)
+        self._found[topic_id] = topic
 
     async def drop(self, topic_id: str, owner: str | None = None) -> None:
         """Delete the stream, unless another owner than this one has made it.
 
-        NATS can't make a deletion conditional. But only the owner deletes a stream, so another
-        store can make one under its name in between only if two processes of the owner drop it.
+        NATS can't make a deletion conditional, so the owner is compared before each try. But only
+        the owner deletes a stream, so another store can make one under its name in between only if
+        two processes of the owner drop it.
         """
-        existing = None if owner is None else await self._look_up(topic_id)
+        patience = self._streams.patience()
+        while (existing := await self._look_up_surely(topic_id)) is not None:
+            if owner is not None and existing.owner not in ("", owner):
+                break
+            why = await self._streams.delete(self.stream(topic_id))
+            if why is None:
+                break
+            await patience.pause(why)
         self._found.pop(topic_id, None)
-        if existing is None or existing.owner in ("", owner):
-            await self._streams.delete(self.stream(topic_id))
+
+    async def _look_up_surely(self, topic_id: str) -> Topic | None:
+        """Look the topic up; None only if the server that says so has a majority behind it."""
+        patience = self._streams.patience()
+        while (found := await self._look_up(topic_id)) is None:
+            connection = self._streams.wire.connections
+            await self._streams.require_majority()
+            found = await self._look_up(topic_id)
+            if found is not None or self._streams.wire.connections == connection:
+                break
+            # Another server has answered than the one that has shown a majority.
+            await patience.pause(Stale(topic_id))
+        return found
 
     async def _look_up(self, topic_id: str) -> Topic | None:
         stream = self.stream(topic_id)

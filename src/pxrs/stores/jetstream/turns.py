@@ -18,6 +18,7 @@ younger than they are; two processes never each take the other for the older one
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +26,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pxrs.chance import CHANCE
+from pxrs.clock import Clock
+from pxrs.stores.crowding import Crowding
 from pxrs.stores.jetstream.wire import Wire
 from pxrs.types import LogPartition
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+
+_LOG = logging.getLogger("pxrs.nats")
 
 # How long a process may go on when it has appended once and others wait: asking for the end when a
 # turn begins takes as long as some appends.
@@ -44,6 +49,12 @@ _COUNTS_AT_MOST = 10.0
 _SOON = 0.004
 # Messages of more processes than this are ignored: they probably do not come from pxrs.
 _MOST_OTHERS = 1000
+# So many others in line are too many: each of them waits for its turn for a quarter of a second or
+# more. To be warned of if they were there at most of so many turns.
+_CROWD = 8
+_SAMPLE = 40
+_MOST_TURNS = 0.5
+_WARN_EVERY = 3600.0
 
 
 @dataclass
@@ -60,10 +71,13 @@ class Line:
     Used under the partition's lock.
     """
 
-    def __init__(self, tell: Callable[[bytes], None], me: bytes, patience: float) -> None:
+    def __init__(
+        self, tell: Callable[[bytes], None], me: bytes, patience: float, crowding: Crowding
+    ) -> None:
         self._tell = tell
         self._me = me
         self._patience = patience
+        self._crowding = crowding
         self._others: dict[bytes, _Other] = {}
         self._changed = asyncio.Event()
         # Since when this process is in line, None if it is not; and when its turn ends, None
@@ -163,6 +177,7 @@ class Line:
             raise
         self._ends = None
         self._say(b"turn")
+        self._crowding.note(crowded=len(self._in_line()) >= _CROWD)
 
     def _turn_left(self) -> float:
         if self._ends is None:
@@ -198,14 +213,30 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+def _warn_of_crowd(where: LogPartition, share: float) -> None:
+    _LOG.warning(
+        "at %.0f %% of the last %d turns of this process, %d or more others were waiting to append "
+        "to partition %d of topic %r: put more messages into a batch, send from fewer processes, "
+        "or use more partitions",
+        100 * share,
+        _SAMPLE,
+        _CROWD,
+        where.partition,
+        where.topic_id,
+    )
+
+
 class Turns:
     """The lines of all partitions that this process appends to."""
 
-    def __init__(self, wire: Wire, hints: Callable[[str], str], timeout: float) -> None:
+    def __init__(
+        self, wire: Wire, hints: Callable[[str], str], timeout: float, clock: Clock
+    ) -> None:
         # `hints`: the prefix of a topic's subjects under which nothing is stored.
         self._wire = wire
         self._hints = hints
         self._patience = timeout / 2
+        self._clock = clock
         self._me = secrets.token_hex(6).encode()
         self._lines: dict[str, dict[str, Line]] = {}
 
@@ -218,7 +249,14 @@ class Turns:
         line = lines.get(str(where.partition))
         if line is None:
             subject = self._subject(where.topic_id, str(where.partition))
-            line = Line(partial(self._wire.tell, subject), self._me, self._patience)
+            crowding = Crowding(
+                self._clock,
+                partial(_warn_of_crowd, where),
+                sample=_SAMPLE,
+                most=_MOST_TURNS,
+                again=_WARN_EVERY,
+            )
+            line = Line(partial(self._wire.tell, subject), self._me, self._patience, crowding)
             lines[str(where.partition)] = line
         return line
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -30,6 +30,8 @@ from pxrs.stores.jetstream import link
 _LOG = logging.getLogger("pxrs.nats")
 _LEAST_VERSION = (2, 11)
 _CONNECT_TIMEOUT = 3
+# The beginnings of both parts of a file with credentials.
+_MARKS = ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED")
 _STATUS = "Status"
 _NO_RESPONDERS = "503"
 _PAUSE = 0.2
@@ -141,7 +143,9 @@ class Wire:
         self._tokens = count()
         self._calls: dict[str, _Call] = {}
         self._up = asyncio.Event()
+        # Why there is no connection, and what nats-py has noted in the present attempt.
         self._last_error: Exception | None = None
+        self._noted: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._hints: dict[str, Callable[[Msg], None]] = {}
         self._subscriptions: dict[str, Subscription] = {}
@@ -152,11 +156,12 @@ class Wire:
         self.on_reconnect: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
-        """Connect; raises `StoreUnavailable` if that can't be done now."""
+        """Connect; raises `StoreUnavailable` if that can't be done now, `ConfigError` if never."""
         if not await self._connect_to_one():
-            why = self._last_error
+            if isinstance(self._last_error, ConfigError):
+                raise self._last_error
             places = ", ".join(self._settings.hosts)
-            raise StoreUnavailable(f"NATS can't be reached at {places}: {str(why) or repr(why)}")
+            raise StoreUnavailable(f"NATS can't be reached at {places}: {self._why_not()}")
         self._start(self._watch_over())
 
     async def request(
@@ -274,13 +279,16 @@ class Wire:
 
     async def _connect_to_one(self) -> bool:
         """Connect to the first server that can be reached, in random order."""
+        refusal: ConfigError | None = None
         for server in CHANCE.sample(self._servers, len(self._servers)):
             client = Client() if self._settings.tls is None else _TlsClient()
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     await self._connect(client, server)
-            except (nats.errors.Error, OSError, TimeoutError) as error:
-                self._last_error = self._better_reason(client, error)
+            except Exception as error:  # noqa: BLE001 - else nothing would ever try again
+                why = self._better_reason(client, self._showable(error))
+                refusal = why if isinstance(why, ConfigError) else refusal
+                self._last_error = refusal or why
                 await self._discard(client)
             except BaseException:
                 await self._discard(client)
@@ -289,13 +297,26 @@ class Wire:
                 return True
         return False
 
+    def _showable(self, error: Exception) -> Exception:
+        """The error as callers may see it. The text of an unexpected one may quote a login."""
+        if isinstance(error, nats.errors.Error | OSError | ConfigError):
+            return error
+        file, kind = self._settings.credentials or self._settings.nkey, type(error).__name__
+        if file is not None:
+            return ConfigError(f"connecting with the login in file {file!r} failed: {kind}")
+        return nats.errors.Error(f"connecting failed: {kind}")
+
+    def _why_not(self) -> str:
+        """Why there is no connection."""
+        return str(self._last_error) or repr(self._last_error)
+
     def _better_reason(self, client: Client, error: Exception) -> Exception:
         """The real reason of a failure: nats-py's last error is often only that it gave up."""
-        noted = self._last_error
+        noted = self._noted
         if isinstance(noted, nats.errors.AuthorizationError):
             return noted
         info = getattr(client, "_server_info", None) or {}
-        if isinstance(error, _NoTls):
+        if isinstance(error, _NoTls | ConfigError):
             return error
         if info.get("auth_required") and not isinstance(error, nats.errors.AuthorizationError):
             return nats.errors.Error(f"it demands authorization and closed the connection: {error}")
@@ -307,7 +328,8 @@ class Wire:
         async def on_closed() -> None:
             self._lose(client)
 
-        self._last_error = None
+        self._noted = None
+        login = _login(self._settings)
         await client.connect(
             servers=[f"nats://{server}"],
             name="pxrs",
@@ -318,6 +340,7 @@ class Wire:
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             **self._security,
+            **login,
         )
         version = client.connected_server_version
         if (version.major, version.minor) < _LEAST_VERSION:
@@ -354,7 +377,7 @@ class Wire:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
         except TimeoutError:
-            raise NotSent(f"no connection: {self._last_error!r}") from None
+            raise NotSent(f"no connection: {self._why_not()}") from None
         assert self._client is not None
         return self._client
 
@@ -364,7 +387,7 @@ class Wire:
             call.take(message)
 
     async def _note_error(self, error: Exception) -> None:
-        self._last_error = error
+        self._noted = self._last_error = error
         _LOG.debug("nats: %r", error)
 
     # Losing and mending
@@ -393,10 +416,11 @@ class Wire:
                 continue
             try:
                 is_alive = await link.answers(client, _PING_PATIENCE)
-            except (nats.errors.Error, OSError) as error:
-                self._last_error = error
-                is_alive = False
-            if not is_alive:
+                why: Exception = nats.errors.Error("the server did not answer")
+            except Exception as error:  # noqa: BLE001 - else nothing would ever ping again
+                is_alive, why = False, self._showable(error)
+            if not is_alive and client is self._client:
+                self._last_error = why
                 self._lose(client)
 
     async def _discard(self, client: Client) -> None:
@@ -412,7 +436,7 @@ class Wire:
         try:
             async with asyncio.timeout(1):
                 await client.close()
-        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - it is given up in any case
             _LOG.debug("closing: %r", error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -426,13 +450,10 @@ class Wire:
 
 
 def _security(settings: NatsSettings) -> dict[str, Any]:
-    """Credentials in nats-py's form. Bad files are refused now, not at a reconnect."""
+    """Settings of the connection in nats-py's form, but for logins in files."""
     options: dict[str, Any] = {}
-    for option, file in (("user_credentials", settings.credentials), ("nkeys_seed", settings.nkey)):
-        if file is not None:
-            _require_nkeys()
-            _require_file(file)
-            options[option] = file
+    if settings.credentials is not None or settings.nkey is not None:
+        _require_nkeys()
     if settings.password is None:
         options["token"] = settings.user
     else:
@@ -440,6 +461,32 @@ def _security(settings: NatsSettings) -> dict[str, Any]:
     if settings.tls is not None:
         options["tls"] = _tls(settings.tls)
     return options
+
+
+def _login(settings: NatsSettings) -> dict[str, Any]:
+    """Logins in files, in nats-py's form. Read for each connection: they may be replaced.
+
+    nats-py is given their text: it reads a file twice, and without end if there is no JWT in it.
+    """
+    options: dict[str, Any] = {}
+    if settings.credentials is not None:
+        text = _text_of(settings.credentials)
+        if not all(mark in text for mark in _MARKS):
+            raise ConfigError(f"file {settings.credentials!r} must have a user's JWT and seed")
+        options["user_credentials"] = RawCredentials(text)
+    if settings.nkey is not None:
+        options["nkeys_seed_str"] = _text_of(settings.nkey)
+    return options
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"file {path!r} can't be read: {error.strerror}") from error
+    except ValueError:
+        raise ConfigError(f"file {path!r} must be text") from None
 
 
 def _tls(files: TlsFiles) -> ssl.SSLContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,9 +13,9 @@ from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ServerSettings
 from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit, validate_limit
+from pxrs.stores.crowding import Crowding
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
-from pxrs.stores.zookeeper.crowding import Crowding
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
 from pxrs.stores.zookeeper.link import Farewell, Link
 from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, is_record, path_of
@@ -23,6 +24,9 @@ from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Versioned, Write
+
+# The handle that kazoo logs to does not pass on what it gets.
+_LOG = logging.getLogger("pxrs.store")
 
 # ZooKeeper limits a multi by its bytes: 1 MB in all (jute.maxbuffer). This many claims always fit.
 _LIMITS = Limits(operations=200, value_bytes=1_000_000)
@@ -36,6 +40,11 @@ _PER_COMMIT = 500
 _SURELY_TAKEN = 32 * 1024
 _CUT_OFF = 3
 _SESSION_TIMEOUT = 10.0
+# Two processes that take from one queue without a pause have a quarter of their commits refused,
+# four a half, twelve two thirds; and those twelve do less together than the two.
+_SAMPLE = 200
+_TOO_MANY = 0.6
+_WARN_EVERY = 600.0
 
 
 class ZooKeeperCoord:
@@ -47,7 +56,9 @@ class ZooKeeperCoord:
         top = "/" + settings.prefix
         self._clock = clock
         self._deleting = threading.Lock()
-        self._crowding = Crowding(clock)
+        self._crowding = Crowding(
+            clock, _warn_of_crowd, sample=_SAMPLE, most=_TOO_MANY, again=_WARN_EVERY
+        )
         self._root = f"{top}/records"
         farewell = Farewell(settings.timeout, clock)
         self._link = Link(settings, clock, _SESSION_TIMEOUT, farewell)
@@ -126,7 +137,7 @@ class ZooKeeperCoord:
             if size > _MOST_BYTES:
                 raise _too_large(size)
             outcome = self._commits.run(plan.operations, deadline)
-            self._crowding.note(refused=isinstance(outcome, Refused))
+            self._crowding.note(crowded=isinstance(outcome, Refused))
             if isinstance(outcome, Done):
                 return self._planner.done(plan, outcome)
             self._sort_out(plan, outcome)
@@ -223,4 +234,14 @@ def _too_large(size: int) -> InvalidRequest:
     return InvalidRequest(
         f"commit is {size} bytes long; ZooKeeper takes 1 MB in all, or its setting of "
         "jute.maxbuffer: write less at once"
+    )
+
+
+def _warn_of_crowd(share: float) -> None:
+    _LOG.warning(
+        "%.0f %% of the last %d commits to ZooKeeper were refused because other processes "
+        "wrote the same folders first: use fewer workers for a queue, let each take several "
+        "items, or use PostgreSQL",
+        100 * share,
+        _SAMPLE,
     )
