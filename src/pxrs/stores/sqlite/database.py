@@ -39,7 +39,7 @@ from pxrs.errors import (
 )
 from pxrs.forks import Origin
 from pxrs.stores.sqlite import schema
-from pxrs.stores.sqlite.beside import check_links, make_folder_beside
+from pxrs.stores.sqlite.beside import check_links, make_database, make_folder_beside
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
@@ -107,6 +107,7 @@ class Database:
         with ExitStack() as opened:
             check_place(self.path)
             check_links(path, self.path)
+            self._make_file()
             self._writer = usable(self.connect(), self.path)
             opened.callback(self._writer.close)
             self._open_folder(opened)
@@ -116,6 +117,12 @@ class Database:
         self.origin.on_fork(self._abandon)
 
     # Opening and closing
+
+    def _make_file(self) -> None:
+        try:
+            make_database(self.path)
+        except OSError as error:
+            raise translate_os(error, self.path) from error
 
     def _open_folder(self, opened: ExitStack) -> None:
         try:
