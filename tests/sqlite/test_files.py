@@ -169,7 +169,7 @@ def test_a_callers_database_that_somebody_writes_to_all_the_time(tmp_path: Path)
     path = tmp_path / "s.db"
     with Child(write_all_the_time, str(path)) as writer:
         assert writer.read() == "writes"
-        stores = SqliteStores(str(path), busy_timeout=20)
+        stores = SqliteStores(str(path), busy_timeout=60)
         stores.close()
         writer.kill()
 

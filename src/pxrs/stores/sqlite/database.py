@@ -18,13 +18,14 @@ import errno
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
 from typing import TypeVar
 
+from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.errors import (
     Closed,
@@ -419,6 +420,7 @@ def leave_to_parent(*connections: sqlite3.Connection) -> None:
 
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _LONGEST_TIMEOUT = 24 * 3600.0
+_LOOK_FOR_A_MOMENT = 0.0002
 
 
 def check_settings(durability: str, busy_timeout: float) -> None:
@@ -503,20 +505,39 @@ def _with_log(connection: sqlite3.Connection) -> str:
     """Give the file a write-ahead log; returns its journal mode afterwards.
 
     SQLite refuses that at once while another program has a lock: it does not wait for
-    `busy_timeout`, as every other statement does. So this waits for an exclusive lock first. When
-    it lets go of that, the other writers still sleep until their next try, which leaves a moment
-    for the change.
+    `busy_timeout`, as every other statement does. So this looks for a moment without locks, again
+    and again at random times: SQLite's own waits get so long that they always miss the moments
+    between the transactions of a program that writes all the time. After an exclusive lock the
+    others still sleep until their next try.
     """
-    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0]) / 1000
-    deadline = monotonic() + patience
-    while True:
-        try:
-            return str(connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
-        except sqlite3.OperationalError as error:
-            if primary_code(error) != sqlite3.SQLITE_BUSY or monotonic() >= deadline:
-                raise
+    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0])
+    deadline = time.monotonic() + patience / 1000
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                return str(connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                _raise_unless_busy(error, deadline)
+            while not _is_without_locks(connection, deadline):
+                time.sleep(CHANCE.uniform(0, _LOOK_FOR_A_MOMENT))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={patience}")
+
+
+def _is_without_locks(connection: sqlite3.Connection, deadline: float) -> bool:
+    try:
         connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        _raise_unless_busy(error, deadline)
+        return False
+    connection.execute("COMMIT")
+    return True
+
+
+def _raise_unless_busy(error: sqlite3.OperationalError, deadline: float) -> None:
+    if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+        raise error
 
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
