@@ -34,7 +34,6 @@ from pxrs.errors import (
     OutcomeUnknown,
     PxrsError,
     StoreBusy,
-    StoreError,
     StoreUnavailable,
     quoted,
 )
@@ -47,6 +46,7 @@ from pxrs.stores.sqlite.failures import (
     is_io_error,
     is_old_snapshot,
     primary_code,
+    removed,
     translate,
     translate_os,
 )
@@ -113,7 +113,8 @@ class Database:
             opened.callback(self._writer.close)
             self._open_folder(opened)
             self._prepare()
-            self._whereabouts = Whereabouts((self.path, self.control.path), clock)
+            paths = (self.path, self.control.path, self._writer_lock.path)
+            self._whereabouts = Whereabouts(paths, clock)
             opened.pop_all()
         self.origin.on_fork(self._abandon)
 
@@ -596,8 +597,8 @@ def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
 
 
 # Whether the files are still the ones that were opened. SQLite goes on writing to a file that was
-# removed or replaced: it would acknowledge what can never be read. And if its folder was removed, a
-# process has the lock files and sessions for itself, and no other process sees them.
+# removed or replaced: it would acknowledge what can never be read. And if its folder or the lock in
+# it was removed, a process has the lock and sessions for itself, and no other process sees them.
 
 _LOOK_EVERY = 0.25
 
@@ -609,30 +610,27 @@ class Whereabouts:
     """
 
     def __init__(self, paths: tuple[str, ...], clock: Clock) -> None:
-        self._paths = paths
         self._clock = clock
         self._next_look = 0.0
-        self._identities = self._look()
+        self._identities = {path: _identity(path) for path in paths}
 
     def refuse_change(self) -> None:
         now = self._clock.monotonic()
         if now < self._next_look:
             return
-        try:
-            changed = self._look() != self._identities
-        except FileNotFoundError:
-            changed = True
-        if changed:
-            raise StoreError(
-                f"{' or '.join(self._paths)} was removed or replaced while this process used it; "
-                "start the process again"
-            )
+        for path, identity in self._identities.items():
+            if _identity(path) != identity:
+                raise removed(path)
         self._next_look = now + _LOOK_EVERY
 
     def look_now(self) -> None:
         """Look at the next occasion, however recent the last look was."""
         self._next_look = 0.0
 
-    def _look(self) -> list[tuple[int, int]]:
-        found = [os.stat(path) for path in self._paths]
-        return [(each.st_dev, each.st_ino) for each in found]
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file has this path now; None if there is none."""
+    with suppress(FileNotFoundError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None

@@ -94,4 +94,13 @@ def translate_os(error: OSError, path: str) -> StoreError:
             f"{path} can't be written ({error.strerror}); pxrs needs it for locks and sessions: "
             "give this user write access to the database, its folder and this"
         )
+    if error.errno == errno.ENOENT:
+        return removed(path)
     return StoreUnavailable(f"{path} can't be used ({error.strerror})")
+
+
+def removed(path: str) -> StoreError:
+    """Builds the error for a file that this process has opened and that others would not find."""
+    return StoreError(
+        f"{path} was removed or replaced while this process used it; start the process again"
+    )
