@@ -81,11 +81,12 @@ def _queues(database: Database) -> Finding:
             "this server has no SKIP LOCKED: nothing can be taken from queues",
             "upgrade to MariaDB 10.6, or MySQL 8.0",
         )
-    ((packet,),) = database.read("SELECT @@max_allowed_packet")
+    ((packet,),) = database.read("SELECT @@GLOBAL.max_allowed_packet")
     if packet < 2 * LIMITS.body_bytes:
         return note(
             "queues",
-            f"max_allowed_packet={packet}: items of over {packet // 2} bytes may be refused",
+            f"max_allowed_packet={packet}: items and records of over {packet // 2} bytes are refused, "
+            "because a byte is sent as two digits",
             "set max_allowed_packet=16M",
         )
     return ok("queues", "items can be taken side by side (SKIP LOCKED)")
