@@ -168,7 +168,7 @@ def _size_of(values: Sequence[Any]) -> int:
     """
     if values and isinstance(values[0], list):
         rows = [_size_of(row) for row in values]
-        return max(*rows, min(sum(rows), Cursor.max_stmt_length))
+        return max(*rows, min(sum(rows), int(Cursor.max_stmt_length)))
     return sum(len(converters.escape_item(value, "utf8mb4").encode()) for value in values)
 
 

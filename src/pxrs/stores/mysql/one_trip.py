@@ -52,10 +52,11 @@ def commit(
         return None
     if not good:
         return None
-    return Committed({write.key: int(revision) for write in writes if isinstance(write, Put)})
+    return Committed({write.key: revision for write in writes if isinstance(write, Put)})
 
 
-def _sent(database: Database, text: str, values: Sequence[Any]) -> tuple[bool, int | None]:
+def _sent(database: Database, text: str, values: Sequence[Any]) -> tuple[bool, int]:
+    """Whether the commit was done, and its revision."""
     with database.at_once() as connection:
         try:
             good, revision = connection.last_row(text, values)
@@ -65,8 +66,8 @@ def _sent(database: Database, text: str, values: Sequence[Any]) -> tuple[bool, i
             raise
         except (Raced, PxrsError):
             connection.rollback()
-            return False, None
-    return bool(good), revision
+            return False, 0
+    return bool(good), int(revision or 0)
 
 
 def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Statement]:
