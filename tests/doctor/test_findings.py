@@ -14,7 +14,7 @@ from engines.places import free_ports
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.codec.batches import encode
-from pxrs.config import etcd_settings, parse_url
+from pxrs.config import etcd_settings, parse_url, sql_settings
 from pxrs.errors import StoreError
 from pxrs.operations.doctor import Diagnosis, examine
 from pxrs.stores.etcd import doctor as etcd_doctor
@@ -92,6 +92,39 @@ def test_a_node_of_a_galera_cluster(new_engine: NewEngine) -> None:
     server = new_engine("mariadb", settings=galera(*free_ports(1)))
     found = finding(examine(server.url), "server")
     assert (found.level, "Galera" in found.says) == (Level.PROBLEM, True)
+
+
+@pytest.mark.parametrize(
+    ("single", "state", "consistency", "level", "says"),
+    [
+        ("OFF", "ONLINE", "EVENTUAL", Level.PROBLEM, "several primaries"),
+        ("OFF", None, "EVENTUAL", Level.PROBLEM, "several primaries"),
+        ("ON", "RECOVERING", "EVENTUAL", Level.PROBLEM, "RECOVERING"),
+        ("ON", "ONLINE", "EVENTUAL", Level.WARNING, "after a fail-over"),
+        ("ON", "ONLINE", "BEFORE_ON_PRIMARY_FAILOVER", Level.OK, "the primary"),
+        ("ON", None, "BEFORE_ON_PRIMARY_FAILOVER", Level.OK, "the primary"),
+        ("OFF", "OFFLINE", "EVENTUAL", Level.OK, "does not run"),
+    ],
+)
+def test_group_replication_of_mysql(
+    single: str, state: str | None, consistency: str, level: Level, says: str
+) -> None:
+    """As MySQL's manual describes its variables: no MySQL runs here."""
+    variables = {
+        "group_replication_group_name": "5dbabbe6-8050-49a0-9131-1de449167446",
+        "group_replication_single_primary_mode": single,
+        "group_replication_consistency": consistency,
+    }
+    found = sql_doctor.judge_group(variables, state)
+    assert (found.level, says in found.says) == (level, True)
+    assert bool(found.mend) == (level is not Level.OK)
+
+
+@pytest.mark.engine("mariadb")
+def test_a_server_without_group_replication_is_asked_all_the_same(mariadb_url: str) -> None:
+    with closing(SqlCoord(sql_settings(parse_url(mariadb_url)))) as coord:
+        assert coord.database.read(sql_doctor._GROUP) == []
+        assert sql_doctor._state_in_group(coord.database) is None
 
 
 @pytest.mark.engine("mariadb")

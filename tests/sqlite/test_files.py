@@ -16,6 +16,7 @@ from time import monotonic
 
 import pytest
 
+import pxrs
 from pxrs.codec.batches import encode
 from pxrs.errors import (
     ConfigError,
@@ -30,7 +31,7 @@ from pxrs.errors import (
 )
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Append, Appended, LogPartition, Put
-from support.child import Child
+from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -169,7 +170,7 @@ def test_a_callers_database_that_somebody_writes_to_all_the_time(tmp_path: Path)
     path = tmp_path / "s.db"
     with Child(write_all_the_time, str(path)) as writer:
         assert writer.read() == "writes"
-        stores = SqliteStores(str(path), busy_timeout=20)
+        stores = SqliteStores(str(path), busy_timeout=60)
         stores.close()
         writer.kill()
 
@@ -428,7 +429,11 @@ def _remove_folder(path: Path) -> None:
     path.with_name("s.db-pxrs").rename(path.with_name("gone"))
 
 
-@pytest.mark.parametrize("move", [_remove_file, _replace_file, _remove_folder])
+def _remove_lock(path: Path) -> None:
+    (path.with_name("s.db-pxrs") / "writer.lock").unlink()
+
+
+@pytest.mark.parametrize("move", [_remove_file, _replace_file, _remove_folder, _remove_lock])
 def test_nothing_is_acknowledged_into_a_file_that_was_taken_away(
     tmp_path: Path, move: Callable[[Path], None]
 ) -> None:
@@ -443,6 +448,22 @@ def test_nothing_is_acknowledged_into_a_file_that_was_taken_away(
     with pytest.raises(StoreError, match="removed or replaced"):
         _append(stores)
     stores.close()
+
+
+@pytest.mark.parametrize("removed", ["s.db-pxrs", "s.db-pxrs/sessions"])
+def test_a_member_that_only_waits_is_told_that_the_folder_was_removed(
+    tmp_path: Path, removed: str
+) -> None:
+    """Its session has gone with the folder, and a new one would be seen by nobody."""
+    with pxrs.connect(f"sqlite:///{tmp_path}/s.db") as px:
+        px.topics.create("t", 1)
+        with px.consumer("t", "g", session_ttl=1.0) as consumer:
+            consumer.poll(timeout=0.0)
+            shutil.rmtree(tmp_path / removed)
+            with pytest.raises(StoreError, match="start the process again") as raised:
+                consumer.poll(timeout=PATIENCE)
+            assert not raised.value.retryable
+            assert consumer.health().state == "failed"
 
 
 @pytest.mark.long

@@ -14,13 +14,18 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+from click.testing import CliRunner
 
 import pxrs
-from pxrs.errors import StoreError
+from pxrs.cli.main import cli
+from pxrs.errors import StoreBusy, StoreError
 from pxrs.sources import Table
+from pxrs.stores.findings import Level
+from pxrs.stores.sqlite import doctor
 from pxrs.stores.sqlite.stores import SqliteStores
+from pxrs.types import Committed, Put
 from support.child import Child
-from support.inside import say
+from support.inside import say, wait_for_parent
 
 pytestmark = [
     pytest.mark.engine("sqlite"),
@@ -75,6 +80,25 @@ def test_a_link_to_a_file_of_root_is_refused(
     with pytest.raises(StoreError, match=rf"{name} .*(link|links).*remove"):
         SqliteStores(str(theirs / "app.db"))
     assert untouched(source)
+
+
+@pytest.mark.parametrize("command", ["copy to", "copy from", "demo"])
+def test_no_command_follows_a_link(
+    theirs: Path, secret: Path, tmp_path: Path, command: str
+) -> None:
+    mine, planted = f"sqlite:///{tmp_path}/mine.db", f"sqlite:///{theirs}/app.db"
+    SqliteStores(f"{tmp_path}/mine.db").close()
+    (theirs / "app.db-pxrs").mkdir()
+    (theirs / "app.db-pxrs" / "bell").symlink_to(secret)
+    arguments = {
+        "copy to": ["store", "copy", mine, planted],
+        "copy from": ["store", "copy", planted, mine],
+        "demo": ["demo", "--plain", "--engine", planted],
+    }[command]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 1
+    assert "bell must be a regular file" in result.stderr
+    assert untouched(secret)
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
@@ -241,11 +265,15 @@ def test_a_table_behind_a_link_of_another_user_is_refused(theirs: Path, tmp_path
         Table("events", value="payload", url=f"sqlite:///{theirs}/mine.db").open("memory://")
 
 
-def hold_as_a_reader(path: str) -> None:
-    """Take the lock of a file as a user who has no right to write it; say what came of it."""
+def become_another_user() -> None:
     os.setgroups([])
     os.setgid(1234)
     os.setuid(1234)
+
+
+def hold_as_a_reader(path: str) -> None:
+    """Take the lock of a file as a user who has no right to write it; say what came of it."""
+    become_another_user()
     try:
         fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except PermissionError:
@@ -280,3 +308,109 @@ def test_only_who_may_write_the_database_may_use_what_is_beside_it(
     stores.close()
     assert modes == {True: folder, False: file}
     assert stat.S_IMODE(beside.stat().st_mode) == folder
+
+
+# Where SQLite's writers lock the `-shm` file to keep apart.
+WRITER = 120
+
+
+def hold_the_writers_as_a_reader(path: str) -> None:
+    """Keep SQLite's writers out, as a user who has no right to write; say what came of it."""
+    become_another_user()
+    try:
+        fcntl.lockf(os.open(f"{path}-shm", os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB, 1, WRITER)
+    except PermissionError:
+        say("refused")
+    else:
+        say("held")
+    wait_for_parent()
+
+
+def test_a_stranger_cant_stop_the_writers_of_a_new_database(theirs: Path) -> None:
+    path = str(theirs / "new.db")
+    stores = SqliteStores(path, busy_timeout=0.1)
+    with Child(hold_the_writers_as_a_reader, path) as child:
+        said = child.read()
+        assert isinstance(stores.coord.commit([], [Put("k", b"")]), Committed)
+    stores.close()
+    assert said == "refused"
+
+
+def test_a_database_that_was_there_keeps_its_mode(theirs: Path) -> None:
+    """And who may read it can keep its writers out: the doctor says so."""
+    path = theirs / "shared.db"
+    path.touch()
+    path.chmod(0o644)
+    stores = SqliteStores(str(path), busy_timeout=0.1)
+    with Child(hold_the_writers_as_a_reader, str(path)) as child:
+        assert child.read() == "held"
+        with pytest.raises(StoreBusy):
+            stores.coord.commit([], [Put("k", b"")])
+    found = {finding.check: finding for finding in stores.findings()}["access"]
+    stores.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert (found.level, "shared.db can be read" in found.says) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "mend"),
+    [
+        (0o644, 0o755, "chmod go-r "),
+        (0o664, 0o755, "chmod o-r "),
+        (0o640, 0o710, "chmod g-r "),
+        (0o644, 0o700, ""),
+        (0o660, 0o755, ""),
+        (0o600, 0o755, ""),
+    ],
+)
+def test_the_doctor_knows_who_can_stop_the_writers(
+    theirs: Path, mode: int, folder: int, mend: str
+) -> None:
+    path = theirs / "app.db"
+    path.chmod(mode)
+    theirs.chmod(folder)
+    found = doctor._access(str(path))
+    assert (found.level is Level.WARNING) == bool(mend)
+    assert found.mend.startswith(mend)
+
+
+def test_the_doctor_knows_a_shared_memory_that_is_older_than_the_mode(theirs: Path) -> None:
+    path = theirs / "app.db"
+    path.chmod(0o644)
+    stores = SqliteStores(str(path))
+    path.chmod(0o600)
+    found = doctor._access(str(path))
+    stores.close()
+    assert (found.level, "app.db-shm can be read" in found.says) == (Level.WARNING, True)
+
+
+def test_a_file_made_beforehand_is_shared_with_its_group(theirs: Path) -> None:
+    path = theirs / "team.db"
+    path.touch()
+    path.chmod(0o660)
+    stores = SqliteStores(str(path))
+    shared = {file.name: stat.S_IMODE(file.stat().st_mode) for file in theirs.glob("team.db*")}
+    stores.close()
+    assert shared == {
+        "team.db": 0o660,
+        "team.db-wal": 0o660,
+        "team.db-shm": 0o660,
+        "team.db-pxrs": 0o770,
+    }
+
+
+def open_as_another_user(path: str) -> None:
+    become_another_user()
+    try:
+        SqliteStores(path)
+    except StoreError as error:
+        say([type(error).__name__, str(error)])
+
+
+def test_who_may_not_even_read_it_is_told_so(theirs: Path) -> None:
+    theirs.chmod(0o777)
+    SqliteStores(str(theirs / "new.db")).close()
+    with Child(open_as_another_user, str(theirs / "new.db")) as child:
+        kind, text = child.read()
+    assert kind == "StoreReadOnly"
+    assert "read and write access" in text

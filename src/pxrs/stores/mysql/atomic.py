@@ -307,7 +307,8 @@ class SqlAtomic(LentBlock[sqlalchemy.Connection]):
             self._queues.committed(self._change, self._applied)
 
     def _on(self, connection: sqlalchemy.Connection) -> Connection:
-        return _BlockConnection(connection, self._database.place, self._database.dialect)
+        database = self._database
+        return _BlockConnection(connection, database.place, database.dialect, database.refuse_large)
 
     def _given(self) -> Loan:
         assert self._loan is not None

@@ -13,10 +13,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pymysql
+from pymysql import converters
 from pymysql.constants import FIELD_TYPE
 from pymysql.cursors import Cursor
 
-from pxrs.errors import OutcomeUnknown, StoreUnavailable
+from pxrs.errors import InvalidRequest, OutcomeUnknown, StoreUnavailable
 from pxrs.stores.mysql.failures import translated
 
 Row = tuple[Any, ...]
@@ -67,18 +68,23 @@ class Dialect(NamedTuple):
 class Connection:
     """Runs statements on a driver's connection. Rows are tuples, keys are text.
 
-    Raises errors of pxrs; `Raced` if a record exists already.
+    Raises errors of pxrs; `Raced` if a record exists already. `refuse_large` raises one if the
+    server takes no statement of so many bytes.
     """
 
-    def __init__(self, driver: Any, place: str, dialect: Dialect) -> None:
+    def __init__(
+        self, driver: Any, place: str, dialect: Dialect, refuse_large: Callable[[int], None]
+    ) -> None:
         self.driver = driver
         self._place = place
         self._dialect = dialect
+        self._refuse_large = refuse_large
 
     def rows(self, statement: str, **values: Any) -> list[Row]:
         """Run a query; returns its rows."""
-        with self._translating(), self._cursor() as cursor:
-            cursor.execute(*self._dialect.one(statement, values))
+        text, marked = self._dialect.one(statement, values)
+        with self._translating(text, marked), self._cursor() as cursor:
+            cursor.execute(text, marked)
             # Oracle can't lock rows and limit them at once: there they are locked as fetched.
             limit = values.get("limit")
             found = cursor.fetchall() if limit is None else cursor.fetchmany(limit)
@@ -91,8 +97,9 @@ class Connection:
 
     def run(self, statement: str, **values: Any) -> int:
         """Run a statement that changes something; returns how many rows it matched."""
-        with self._translating(), self._cursor() as cursor:
-            cursor.execute(*self._dialect.one(statement, values))
+        text, marked = self._dialect.one(statement, values)
+        with self._translating(text, marked), self._cursor() as cursor:
+            cursor.execute(text, marked)
             return int(cursor.rowcount)
 
     def rows_in(self, statement: str, **values: Any) -> list[Row]:
@@ -109,12 +116,13 @@ class Connection:
     def run_many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run it for each of the rows; PyMySQL inserts many at once."""
         if rows:
-            with self._translating(), self._cursor() as cursor:
-                cursor.executemany(*self._dialect.many(statement, rows))
+            text, marked = self._dialect.many(statement, rows)
+            with self._translating(text, marked), self._cursor() as cursor:
+                cursor.executemany(text, marked)
 
     def last_row(self, statements: str, values: Sequence[Any]) -> Row:
         """Send several statements at once; returns the row of the last. A failure ends them all."""
-        with self._translating(), self._cursor() as cursor:
+        with self._translating(statements, values), self._cursor() as cursor:
             cursor.execute(statements, values)
             row = cursor.fetchone()
             while cursor.nextset():
@@ -140,14 +148,28 @@ class Connection:
         return found
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _translating(self, text: str = "", values: Sequence[Any] = ()) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             raised = translated(error, self._place)
             if raised is None:
                 raise
+            # A server hangs up on a statement that is too large, often before it is all sent.
+            if isinstance(raised, (StoreUnavailable, InvalidRequest)):
+                self._refuse_large(len(text) + _size_of(values))
             raise raised from error
+
+
+def _size_of(values: Sequence[Any]) -> int:
+    """How many bytes the values take in the largest statement that PyMySQL makes of them.
+
+    It packs many rows into statements of a bounded length, unless a single row is longer.
+    """
+    if values and isinstance(values[0], list):
+        rows = [_size_of(row) for row in values]
+        return max(*rows, min(sum(rows), int(Cursor.max_stmt_length)))
+    return sum(len(converters.escape_item(value, "utf8mb4").encode()) for value in values)
 
 
 def _in_pieces(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

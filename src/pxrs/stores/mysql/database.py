@@ -20,6 +20,8 @@ from pxrs.config import SqlSettings
 from pxrs.errors import (
     Closed,
     ConfigError,
+    InvalidRequest,
+    PxrsError,
     SchemaMismatch,
     StoreBusy,
     StoreError,
@@ -67,7 +69,9 @@ class Database:
         self._in_blocks = _Pool(lambda: self._connect(_IDLE_IN_BLOCK), self.place)
         try:
             self._create()
-            self.version = self.read(schema.SERVER)[0][0] if not self.is_oracle else "Oracle"
+            self.version, self._packet = "Oracle", 0
+            if not self.is_oracle:
+                self.version, self._packet = self.read(schema.SERVER)[0]
         except BaseException:
             self.close()
             raise
@@ -162,6 +166,24 @@ class Database:
                 "from 8.0 on"
             )
 
+    def refuse_large(self, size: int) -> None:
+        """Raise `InvalidRequest` if the server takes no statement of so many bytes.
+
+        Call it after one has failed. A server that can't be asked may just be away.
+        """
+        if self.is_oracle or size < self._packet:
+            return
+        try:
+            ((_, self._packet),) = self.read(schema.SERVER)
+        except PxrsError:
+            return
+        if size >= self._packet:
+            raise InvalidRequest(
+                f"{self.place} takes statements of up to {self._packet} bytes "
+                f"(max_allowed_packet), got {size}; bytes are sent as two digits each. Make the "
+                "value smaller, or raise max_allowed_packet"
+            )
+
     # Statements
 
     def read(self, statement: str, **values: Any) -> list[Row]:
@@ -203,7 +225,7 @@ class Database:
     def _lent(self, pool: _Pool) -> Iterator[Connection]:
         self.check_open()
         with pool.lend() as driver:
-            yield Connection(driver, self.place, self.dialect)
+            yield Connection(driver, self.place, self.dialect, self.refuse_large)
 
 
 class _Pool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pxrs.errors import OutcomeUnknown, PxrsError, StoreUnavailable
+from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, StoreUnavailable
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.connection import MYSQL
 from pxrs.stores.mysql.database import Database
@@ -45,17 +45,29 @@ def commit(
     batch = list(_batch(checks, writes))
     text = ";\n".join(text for text, _ in batch)
     values = [value for _, values in batch for value in values]
+    try:
+        good, revision = _sent(database, text, values)
+    except InvalidRequest:
+        # Too large to be sent at once: nothing was done.
+        return None
+    if not good:
+        return None
+    return Committed({write.key: revision for write in writes if isinstance(write, Put)})
+
+
+def _sent(database: Database, text: str, values: Sequence[Any]) -> tuple[bool, int]:
+    """Whether the commit was done, and its revision."""
     with database.at_once() as connection:
         try:
             good, revision = connection.last_row(text, values)
         except StoreUnavailable as error:
             raise OutcomeUnknown(f"no answer to a commit: {error}") from error
+        except InvalidRequest:
+            raise
         except (Raced, PxrsError):
             connection.rollback()
-            return None
-    if not good:
-        return None
-    return Committed({write.key: int(revision) for write in writes if isinstance(write, Put)})
+            return False, 0
+    return bool(good), int(revision or 0)
 
 
 def _batch(checks: Sequence[Check], writes: Sequence[Write]) -> Iterator[Statement]:

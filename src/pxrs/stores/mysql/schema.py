@@ -9,7 +9,7 @@ VERSION = 3
 LONGEST_KEY = 1000
 LONGEST_LANE = 600
 
-SERVER = "SELECT VERSION() FROM DUAL"
+SERVER = "SELECT VERSION(), @@GLOBAL.max_allowed_packet"
 FOUND_VERSION = "SELECT schema_version FROM pxrs_meta"
 FIRST_META = f"""INSERT INTO pxrs_meta (id, schema_version, revision, removals)
     VALUES (1, {VERSION}, 0, 0)"""

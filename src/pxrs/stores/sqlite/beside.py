@@ -21,6 +21,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without these flags, opening would wait for a pipe, and follow a link.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
 _OF_SQLITE = ("-wal", "-shm", "-journal")
 
 
@@ -80,6 +81,22 @@ def make_folder_beside(path: str, database: str) -> None:
             os.close(folder)
 
 
+def make_database(path: str) -> None:
+    """Makes an empty file for this user alone, unless the file exists.
+
+    SQLite would let everybody read it, and gives its shared memory the same mode. Being able to
+    read that is enough to hold the lock of the writers.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, _NEW, 0o600))
+
+
+def readers_only(path: str) -> int:
+    """The mode bits by which users may read the file who may not write it."""
+    mode = os.stat(path).st_mode
+    return mode & 0o044 & ~((mode & 0o022) << 1)
+
+
 def check_links(path: str, real: str) -> None:
     """Refuses links by which another user may have led this one to a file of its own.
 
@@ -104,8 +121,7 @@ def check_links(path: str, real: str) -> None:
 
 def _make_file(name: str, folder: int, database: str) -> int:
     with closing_on_failure() as opened:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
-        fd = opened(os.open(name, flags, 0o600, dir_fd=folder))
+        fd = opened(os.open(name, _NEW, 0o600, dir_fd=folder))
         _share(fd, database, is_folder=False)
     return fd
 

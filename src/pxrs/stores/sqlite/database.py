@@ -18,13 +18,14 @@ import errno
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
 from typing import TypeVar
 
+from pxrs.chance import CHANCE
 from pxrs.clock import Clock
 from pxrs.errors import (
     Closed,
@@ -33,19 +34,19 @@ from pxrs.errors import (
     OutcomeUnknown,
     PxrsError,
     StoreBusy,
-    StoreError,
     StoreUnavailable,
     quoted,
 )
 from pxrs.forks import Origin
 from pxrs.stores.sqlite import schema
-from pxrs.stores.sqlite.beside import check_links, make_folder_beside
+from pxrs.stores.sqlite.beside import check_links, make_database, make_folder_beside
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.failures import (
     DRIVER_ERRORS,
     is_io_error,
     is_old_snapshot,
     primary_code,
+    removed,
     translate,
     translate_os,
 )
@@ -107,15 +108,23 @@ class Database:
         with ExitStack() as opened:
             check_place(self.path)
             check_links(path, self.path)
+            self._make_file()
             self._writer = usable(self.connect(), self.path)
             opened.callback(self._writer.close)
             self._open_folder(opened)
             self._prepare()
-            self._whereabouts = Whereabouts((self.path, self.control.path), clock)
+            paths = (self.path, self.control.path, self._writer_lock.path)
+            self._whereabouts = Whereabouts(paths, clock)
             opened.pop_all()
         self.origin.on_fork(self._abandon)
 
     # Opening and closing
+
+    def _make_file(self) -> None:
+        try:
+            make_database(self.path)
+        except OSError as error:
+            raise translate_os(error, self.path) from error
 
     def _open_folder(self, opened: ExitStack) -> None:
         try:
@@ -412,6 +421,7 @@ def leave_to_parent(*connections: sqlite3.Connection) -> None:
 
 SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _LONGEST_TIMEOUT = 24 * 3600.0
+_LOOK_FOR_A_MOMENT = 0.0002
 
 
 def check_settings(durability: str, busy_timeout: float) -> None:
@@ -496,20 +506,39 @@ def _with_log(connection: sqlite3.Connection) -> str:
     """Give the file a write-ahead log; returns its journal mode afterwards.
 
     SQLite refuses that at once while another program has a lock: it does not wait for
-    `busy_timeout`, as every other statement does. So this waits for an exclusive lock first. When
-    it lets go of that, the other writers still sleep until their next try, which leaves a moment
-    for the change.
+    `busy_timeout`, as every other statement does. So this looks for a moment without locks, again
+    and again at random times: SQLite's own waits get so long that they always miss the moments
+    between the transactions of a program that writes all the time. After an exclusive lock the
+    others still sleep until their next try.
     """
-    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0]) / 1000
-    deadline = monotonic() + patience
-    while True:
-        try:
-            return str(connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
-        except sqlite3.OperationalError as error:
-            if primary_code(error) != sqlite3.SQLITE_BUSY or monotonic() >= deadline:
-                raise
+    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0])
+    deadline = time.monotonic() + patience / 1000
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                return str(connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                _raise_unless_busy(error, deadline)
+            while not _is_without_locks(connection, deadline):
+                time.sleep(CHANCE.uniform(0, _LOOK_FOR_A_MOMENT))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={patience}")
+
+
+def _is_without_locks(connection: sqlite3.Connection, deadline: float) -> bool:
+    try:
         connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        _raise_unless_busy(error, deadline)
+        return False
+    connection.execute("COMMIT")
+    return True
+
+
+def _raise_unless_busy(error: sqlite3.OperationalError, deadline: float) -> None:
+    if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+        raise error
 
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
@@ -568,8 +597,8 @@ def _is_checkpoint_due(before: int, size: int, weight: int) -> bool:
 
 
 # Whether the files are still the ones that were opened. SQLite goes on writing to a file that was
-# removed or replaced: it would acknowledge what can never be read. And if its folder was removed, a
-# process has the lock files and sessions for itself, and no other process sees them.
+# removed or replaced: it would acknowledge what can never be read. And if its folder or the lock in
+# it was removed, a process has the lock and sessions for itself, and no other process sees them.
 
 _LOOK_EVERY = 0.25
 
@@ -581,30 +610,27 @@ class Whereabouts:
     """
 
     def __init__(self, paths: tuple[str, ...], clock: Clock) -> None:
-        self._paths = paths
         self._clock = clock
         self._next_look = 0.0
-        self._identities = self._look()
+        self._identities = {path: _identity(path) for path in paths}
 
     def refuse_change(self) -> None:
         now = self._clock.monotonic()
         if now < self._next_look:
             return
-        try:
-            changed = self._look() != self._identities
-        except FileNotFoundError:
-            changed = True
-        if changed:
-            raise StoreError(
-                f"{' or '.join(self._paths)} was removed or replaced while this process used it; "
-                "start the process again"
-            )
+        for path, identity in self._identities.items():
+            if _identity(path) != identity:
+                raise removed(path)
         self._next_look = now + _LOOK_EVERY
 
     def look_now(self) -> None:
         """Look at the next occasion, however recent the last look was."""
         self._next_look = 0.0
 
-    def _look(self) -> list[tuple[int, int]]:
-        found = [os.stat(path) for path in self._paths]
-        return [(each.st_dev, each.st_ino) for each in found]
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file has this path now; None if there is none."""
+    with suppress(FileNotFoundError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
 
 from pxrs.stores.findings import Finding, note, ok, problem, warning
 from pxrs.stores.sqlite import schema
+from pxrs.stores.sqlite.beside import readers_only
 from pxrs.stores.sqlite.database import WAL_LIMIT, Database
 
 # A checkpoint that races with a commit can damage the file up to this version.
@@ -29,6 +31,7 @@ def findings(database: Database, *, durability: str) -> list[Finding]:
         ok("schema", f"version {version}"),
         _durability(journal, synchronous, durability),
         _file_system(database.path),
+        _access(database.path),
         _space(database.path),
         _log_size(database.path),
         _inotify(),
@@ -88,6 +91,30 @@ def _kind_of_mount(path: str) -> str:
     except (OSError, ValueError):
         return ""
     return kind
+
+
+def _access(path: str) -> Finding:
+    """A file in a folder that only its owner can enter is safe, whatever the file's mode."""
+    if all(os.stat(folder).st_mode & 0o011 for folder in _folders_above(path)):
+        for file in (path, f"{path}-shm"):
+            try:
+                bits = readers_only(file)
+            except FileNotFoundError:
+                continue
+            if bits:
+                who = f"{'g' if bits & 0o040 else ''}{'o' if bits & 0o004 else ''}"
+                return warning(
+                    "access",
+                    f"{file} can be read by users who may not write it (mode "
+                    f"{os.stat(file).st_mode & 0o777:o}): each of them can stop all writers",
+                    f"chmod {who}-r {path} {path}-wal {path}-shm, or let them write it, too",
+                )
+    return ok("access", "only users who may write the file can read it")
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    while path != (path := os.path.dirname(path)):
+        yield path
 
 
 def _space(path: str) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 
 from pxrs.errors import (
@@ -70,6 +71,8 @@ def translate(error: Exception, path: str) -> PxrsError:
             f"{path} is not a whole SQLite database ({error}); restore it from a backup, or save "
             "what can be saved with: sqlite3 FILE .recover"
         )
+    if code == _CANTOPEN and os.path.exists(path) and not os.access(path, os.R_OK):
+        return StoreReadOnly(f"{path} can't be read; give this user read and write access to it")
     if code == _CANTOPEN:
         return StoreUnavailable(
             f"{path} can't be opened ({error}); its folder must exist and be writable"
@@ -91,4 +94,13 @@ def translate_os(error: OSError, path: str) -> StoreError:
             f"{path} can't be written ({error.strerror}); pxrs needs it for locks and sessions: "
             "give this user write access to the database, its folder and this"
         )
+    if error.errno == errno.ENOENT:
+        return removed(path)
     return StoreUnavailable(f"{path} can't be used ({error.strerror})")
+
+
+def removed(path: str) -> StoreError:
+    """Builds the error for a file that this process has opened and that others would not find."""
+    return StoreError(
+        f"{path} was removed or replaced while this process used it; start the process again"
+    )

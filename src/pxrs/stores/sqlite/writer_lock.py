@@ -37,9 +37,10 @@ class WriterLock:
     """The two locks. The caller ensures that one thread of a process uses them at a time."""
 
     def __init__(self, folder: str, database: str, control: Control, clock: Clock) -> None:
+        self.path = os.path.join(folder, "writer.lock")
         with closing_on_failure() as opened:
             self._a = opened(open_beside(os.path.join(folder, "queue.lock"), database))
-            self._b = opened(open_beside(os.path.join(folder, "writer.lock"), database))
+            self._b = opened(open_beside(self.path, database))
         self._control = control
         self._clock = clock
         self._queue = _LONGEST_QUEUE
