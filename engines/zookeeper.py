@@ -43,6 +43,9 @@ _JARS = (
     "commons-cli",
     "commons-io",
 )
+# Empty containers are removed every minute; here by no test's chance.
+_KEEP_EMPTY = "-Dznode.container.checkIntervalMs=3600000"
+REMOVE_EMPTY = ("-Dznode.container.checkIntervalMs=1", "-Dznode.container.maxPerMinute=600000")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
@@ -54,7 +57,8 @@ def build(
 ) -> Engine:
     """A session lives 2 to 20 ticks. No fsync. `settings` go into the configuration as they are.
 
-    `java`: more options for each server's Java.
+    `java`: more options for each server's Java; with `REMOVE_EMPTY` it removes empty containers at
+    once, instead of never.
 
     The last of a node's four ports is for clients over TLS, where the settings say how.
     """
@@ -67,7 +71,9 @@ def build(
             origin=f"Debian libzookeeper-java, {java_origin}",
             # For clients, for peers, for elections, for clients over TLS.
             ports=4 * nodes,
-            prepare=partial(_prepare, [str(program), *java], jars, tick_ms, settings or {}),
+            prepare=partial(
+                _prepare, [str(program), _KEEP_EMPTY, *java], jars, tick_ms, settings or {}
+            ),
             url=lambda ports: "zookeeper://" + ",".join(f"{HOST}:{port}" for port in ports[::4]),
         )
     )

@@ -121,8 +121,8 @@ class HoldSession:
             session = self._session
             units = [] if session is None else self._known.pop(session.id, [])
         if session is not None and units:
-            unit = self.next_name()
-            change = QueueChange(Holder(session.id, unit), unit=unit, forget=tuple(units))
+            # Without a name: nobody would be left to have the evidence of this one forgotten.
+            change = QueueChange(Holder(session.id, "end"), unit="", forget=tuple(units))
             with suppress(PxrsError):
                 self._stores.queues.apply(change)
 

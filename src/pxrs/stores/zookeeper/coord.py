@@ -5,25 +5,26 @@ from __future__ import annotations
 import builtins
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import InvalidRequest, SessionLost, StoreError, StoreUnavailable
+from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.crowding import Crowding
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
+from pxrs.stores.zookeeper.folders import Folders
 from pxrs.stores.zookeeper.link import Farewell, Link
-from pxrs.stores.zookeeper.names import GUARD, folder_of, folders_above, is_record, path_of
+from pxrs.stores.zookeeper.names import folder_of, guard_of, is_guard, is_record, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
 from pxrs.stores.zookeeper.watches import Watches
-from pxrs.types import Check, Committed, Conflict, Delete, Limits, Versioned, Write
+from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
 # The handle that kazoo logs to does not pass on what it gets.
 _LOG = logging.getLogger("pxrs.store")
@@ -45,6 +46,7 @@ _SESSION_TIMEOUT = 10.0
 _SAMPLE = 200
 _TOO_MANY = 0.6
 _WARN_EVERY = 600.0
+_MOST_CLEARED = 10_000
 
 
 class ZooKeeperCoord:
@@ -59,17 +61,19 @@ class ZooKeeperCoord:
         self._crowding = Crowding(
             clock, _warn_of_crowd, sample=_SAMPLE, most=_TOO_MANY, again=_WARN_EVERY
         )
+        self._cleared: set[str] = set()
         self._root = f"{top}/records"
         farewell = Farewell(settings.timeout, clock)
         self._link = Link(settings, clock, _SESSION_TIMEOUT, farewell)
         self._sessions = Sessions(settings, clock, f"{top}/sessions", farewell)
         self._reading = Reading(self._link, self._root, self._sessions)
+        self._folders = Folders(self._link, self._root, self._reading)
         self._planner = Planner(self._root, self._reading, self._sessions)
         self._commits = Commits(self._link, f"{top}/commits", f"{top}/id")
         self._watches = Watches(self._link, f"{top}/sessions")
         try:
-            for folder in (f"{top}/sessions", f"{self._root}/{GUARD}"):
-                self._link.make_all(folder)
+            self._link.make_all(f"{top}/sessions")
+            self._folders.open()
             self._commits.open()
         except BaseException:
             self._link.stop()
@@ -101,10 +105,14 @@ class ZooKeeperCoord:
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Committed | Conflict:
         validate_commit(checks, writes, self.limits)
         deadline = self._link.deadline()
-        if not any(isinstance(write, Delete) for write in writes):
-            return self._commit(checks, writes, deadline)
-        with self._turn(deadline):
-            return self._commit(checks, writes, deadline)
+        if any(isinstance(write, Delete) for write in writes):
+            with self._turn(deadline):
+                outcome = self._commit(checks, writes, deadline)
+        else:
+            outcome = self._commit(checks, writes, deadline)
+        if isinstance(outcome, Committed):
+            self._clear_up(writes)
+        return outcome
 
     @contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
@@ -126,27 +134,63 @@ class ZooKeeperCoord:
     def _commit(
         self, checks: Sequence[Check], writes: Sequence[Write], deadline: float
     ) -> Committed | Conflict:
+        made: builtins.list[str] = []
+        outcome: Committed | Conflict | None = None
+        try:
+            outcome = self._commit_in(made, checks, writes, deadline)
+            return outcome
+        finally:
+            if not isinstance(outcome, Committed):
+                self._folders.drop(made)
+
+    def _commit_in(
+        self,
+        made: builtins.list[str],
+        checks: Sequence[Check],
+        writes: Sequence[Write],
+        deadline: float,
+    ) -> Committed | Conflict:
+        """Commit; adds the folders to `made` that were made for it."""
+        folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
         fresh = False
         cut_off = 0
         while True:
-            self._know_folders(writes)
             plan = self._planner.plan(checks, writes, fresh=fresh)
             if isinstance(plan, Conflict):
                 return plan
             size = _size(plan.operations)
             if size > _MOST_BYTES:
                 raise _too_large(size)
+            made += self._folders.require(folders, deadline)
+            self._planner.note_guards(plan)
             outcome = self._commits.run(plan.operations, deadline)
             self._crowding.note(crowded=isinstance(outcome, Refused))
             if isinstance(outcome, Done):
                 return self._planner.done(plan, outcome)
-            self._sort_out(plan, outcome)
+            self._sort_out(plan, outcome, folders)
             cut_off = cut_off + 1 if isinstance(outcome.error, zk.ConnectionLoss) else 0
             if cut_off >= _CUT_OFF and size > _SURELY_TAKEN:
                 raise _too_large(size) from outcome.error
             fresh = True
             if self._clock.monotonic() >= deadline:
                 raise StoreUnavailable("ZooKeeper: the records changed faster than they were read")
+
+    def _clear_up(self, writes: Sequence[Write]) -> None:
+        """Remove what ended sessions have left where this handle puts a record of a session.
+
+        Once for each folder: nobody may ever list it, and so each process that comes removes what
+        those before it have left. The commit is done, whatever becomes of this.
+        """
+        folders = {
+            put.key.rpartition("/")[0] for put in writes if isinstance(put, Put) and put.session
+        }
+        new = folders - self._cleared - {""}
+        if len(self._cleared) > _MOST_CLEARED:
+            self._cleared.clear()
+        self._cleared |= new
+        for folder in new:
+            with suppress(PxrsError):
+                self.list(folder + "/")
 
     def watch(self, *where: str) -> Watch:
         self._link.check_open()
@@ -173,21 +217,8 @@ class ZooKeeperCoord:
         self._watches.close()
         self._link.stop()
 
-    def _know_folders(self, writes: Sequence[Write]) -> None:
-        """Make sure that the folders exist and that a version of their guards is known."""
-        folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
-        guard = self._reading.knowledge.guard
-        unknown = sorted(folder for folder in folders if guard(folder) is None)
-        there = self._reading.guards(unknown) if unknown else {}
-        missing = [folder for folder in unknown if folder not in there]
-        for folder in missing:
-            for part in folders_above(self._root, f"{folder}/x"):
-                self._link.make_all(f"{part}/{GUARD}")
-        if missing:
-            self._reading.guards(missing)
-
-    def _sort_out(self, plan: Plan, refused: Refused) -> None:
-        """Raise the error of a refusal that reading again can't mend."""
+    def _sort_out(self, plan: Plan, refused: Refused, folders: Collection[str]) -> None:
+        """Raise the error of a refusal that reading again, or making the folders, can't mend."""
         if refused.operation.path in plan.sessions:
             raise SessionLost(
                 f"session {refused.operation.path.rpartition('/')[2]} is over; "
@@ -195,9 +226,12 @@ class ZooKeeperCoord:
             )
         operation = refused.operation
         is_folder = not is_record(operation.path.rpartition("/")[2])
-        if isinstance(refused.error, zk.NoNodeError) and (is_folder or operation.kind == "create"):
-            # Folders and guards stay for good, unless another program removes them.
-            raise came_back_empty()
+        if isinstance(refused.error, zk.NoNodeError):
+            if is_guard(operation.path):
+                # Guards stay for good, unless another program removes them.
+                raise came_back_empty()
+            if is_folder or operation.kind == "create":
+                self._folders.forget(folders)
         mendable = (zk.BadVersionError, zk.NoNodeError, zk.NodeExistsError, *DOUBTFUL)
         if not isinstance(refused.error, mendable):
             raise translated(refused.error)
@@ -205,20 +239,20 @@ class ZooKeeperCoord:
     def _sweep(self, dead: Mapping[str, Found]) -> None:
         """Remove the records of ended sessions. They are invisible already: not worth an error."""
         some = dict(sorted(dead.items())[: _LIMITS.operations // 3])
-        guards = {f"{path.rpartition('/')[0]}/{GUARD}": each.known for path, each in some.items()}
+        guards = {
+            (guard_of(self._root, path.rpartition("/")[0]), each.known.guard)
+            for path, each in some.items()
+        }
         if some:
             with suppress(StoreError):
                 self._commits.run(
                     [
-                        *(
-                            Operation("check", path, version=at.guard)
-                            for path, at in guards.items()
-                        ),
+                        *(Operation("check", path, version=version) for path, version in guards),
                         *(
                             Operation("delete", path, version=each.known.counter)
                             for path, each in some.items()
                         ),
-                        *(Operation("set_data", path) for path in guards),
+                        *(Operation("set_data", path) for path in {path for path, _ in guards}),
                     ],
                     self._link.deadline(),
                 )

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.handlers.utils import fileobj_to_fd
+from kazoo.protocol.serialization import Create2
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings, TlsFiles
@@ -113,6 +114,9 @@ class Link:
         """Returns when a request that begins now gives up."""
         return self._clock.monotonic() + self.timeout
 
+    def is_late(self, deadline: float) -> bool:
+        return self._clock.monotonic() >= deadline
+
     def call(
         self,
         send: Callable[[Any], Any],
@@ -152,6 +156,22 @@ class Link:
         with suppress(zk.NodeExistsError):
             self.call(create, deadline, (zk.NodeExistsError,))
         return sent
+
+    def make_container(self, path: str, deadline: float, *expected: type[Exception]) -> bool:
+        """Make a znode that the servers remove when it has lost its last child.
+
+        Returns whether this call has made it. Servers before 3.5.3 do not remove it.
+        """
+        expected = (zk.NodeExistsError, *expected)
+        try:
+            try:
+                unknown = (zk.UnimplementedError, *expected)
+                self.call(lambda client: _create_container(client, path), deadline, unknown)
+            except zk.UnimplementedError:
+                self.call(lambda client: client.create_async(path), deadline, expected)
+        except zk.NodeExistsError:
+            return False
+        return True
 
     def make_all(self, path: str) -> None:
         """Make a znode and all above it, unless they exist."""
@@ -340,6 +360,22 @@ def agreed(client: Any, path: str) -> Any:
     multi = client.transaction()
     multi.check(path, -1)
     return _Agreed(multi.commit_async())
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]
+    """kazoo knows no containers. They are created and answered as other znodes are."""
+
+    type = 19
+
+
+_CONTAINER = 4
+
+
+def _create_container(client: Any, path: str) -> Any:
+    answer = client.handler.async_result()
+    acl = client.default_acl or OPEN_ACL_UNSAFE
+    client._call(_CreateContainer(path, b"", acl, _CONTAINER), answer)
+    return answer
 
 
 def _client(settings: ServerSettings, handler: Handler, session_timeout: float) -> Any:

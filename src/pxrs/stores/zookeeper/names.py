@@ -4,11 +4,17 @@
 one, marked with `=`, is the record. So a record never has children (it could be ephemeral), and `a`
 and `a/1` can both be records. Characters that ZooKeeper does not take in a name are
 percent-encoded.
+
+The root and the folders in it stay for good. Those further below are removed by the servers when
+they are empty, so the *guards* of all folders (see `reading`) are kept in the former, a bounded
+number of them: `claims/!/7f` is the guard of several folders in `claims`.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 from pxrs.errors import InvalidRequest
 
@@ -16,6 +22,10 @@ GUARD = "!"
 _MARK = "="
 _SAFE = " -_.~@:,;+*()[]{}$&'<>^|"
 _LONGEST = 10_000
+_GUARDS = 256
+# Folders that have so many parts in common have a guard in common, too: so a queue's key orders
+# do not make commits of all the other queues fail.
+_GUARDED_PARTS = 3
 
 
 def path_of(root: str, key: str) -> str:
@@ -38,6 +48,24 @@ def folders_above(root: str, path: str) -> list[str]:
     """The folders on the way from the root to a record, the root first."""
     parts = path[len(root) + 1 :].split("/")[:-1]
     return ["/".join([root, *parts[:depth]]) for depth in range(len(parts) + 1)]
+
+
+def lasting(root: str, folder: str) -> str:
+    """The folder that stays for good, on the way from the root to this one."""
+    first = folder[len(root) + 1 :].partition("/")[0]
+    return f"{root}/{first}" if first else root
+
+
+@lru_cache(maxsize=100_000)
+def guard_of(root: str, folder: str) -> str:
+    """The znode that guards the records of a folder, and maybe those of other folders."""
+    parts = folder[len(root) + 1 :].split("/")[:_GUARDED_PARTS]
+    number = crc32("/".join(parts).encode()) % _GUARDS
+    return f"{lasting(root, folder)}/{GUARD}/{number:02x}"
+
+
+def is_guard(path: str) -> bool:
+    return path.rpartition("/")[0].endswith(f"/{GUARD}")
 
 
 def is_record(name: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pxrs.stores.api import failed_checks, refuse_session_check
 from pxrs.stores.zookeeper.commits import Done, Operation
-from pxrs.stores.zookeeper.names import GUARD, folders_above, path_of
+from pxrs.stores.zookeeper.names import folders_above, guard_of, path_of
 from pxrs.stores.zookeeper.reading import Known, Reading
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Check, Committed, Conflict, Put, Write
@@ -18,8 +18,8 @@ class Plan:
     """Operations in their order, and the purpose of each."""
 
     known: dict[str, Known | None]
-    # For each folder, a version that its guard had before this plan is sent.
-    guards: dict[str, int | None]
+    # A version that each guard had before this plan is sent.
+    guards: dict[str, int | None] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     sessions: set[str] = field(default_factory=set)
     checked_guards: set[tuple[str, int]] = field(default_factory=set)
@@ -56,8 +56,7 @@ class Planner:
             if failed:
                 return Conflict(failed)
             known = {path: found[path].known if path in found else None for path in known}
-        folders = {path.rpartition("/")[0] for path in known}
-        plan = Plan(known, {folder: self._knowledge.guard(folder) for folder in folders})
+        plan = Plan(known)
         self._check_sessions(plan, writes)
         by_key = {check.key: check for check in checks}
         written = {write.key for write in writes}
@@ -68,21 +67,26 @@ class Planner:
         self._ring(plan, [paths[write.key] for write in writes])
         return plan
 
+    def note_guards(self, plan: Plan) -> None:
+        """Note what is known of the guards now: before the plan is sent, and its folders exist."""
+        guards = {self._guard(path) for path in plan.known}
+        plan.guards = {guard: self._knowledge.guard(guard) for guard in guards}
+
     def done(self, plan: Plan, outcome: Done) -> Committed:
         """Cache the results of the commit; nothing if its answer was lost."""
         for path in plan.deleted | plan.puts.keys():
             self._knowledge.learn(path, None)
         if outcome.results:
             self._reading.listings.changed(plan.operations, outcome.results)
-            for folder, index in plan.written_guards.items():
-                plan.guards[folder] = outcome.results[index].version
-                self._knowledge.learn_guard(folder, outcome.results[index].version)
+            for guard, index in plan.written_guards.items():
+                plan.guards[guard] = outcome.results[index].version
+                self._knowledge.learn_guard(guard, outcome.results[index].version)
             for path, (put, index) in plan.puts.items():
-                guard = plan.guards[path.rpartition("/")[0]]
+                version = plan.guards[self._guard(path)]
                 result = outcome.results[index]
                 counter = 0 if isinstance(result, str) else result.version
-                if guard is not None:
-                    self._knowledge.learn(path, Known(outcome.zxid, counter, guard, put.session))
+                if version is not None:
+                    self._knowledge.learn(path, Known(outcome.zxid, counter, version, put.session))
         return Committed({put.key: outcome.zxid for put, _ in plan.puts.values()})
 
     def _check_sessions(self, plan: Plan, writes: Sequence[Write]) -> None:
@@ -97,12 +101,12 @@ class Planner:
         if known is None or not (check.version or fresh):
             return
         refuse_session_check(known.session, check)
-        folder = path.rpartition("/")[0]
-        if (folder, known.guard) not in plan.checked_guards:
-            # Two records of a folder, read at different times, may name two versions of its guard:
-            # then the multi fails, and they are read again.
-            plan.checked_guards.add((folder, known.guard))
-            plan.add(Operation("check", f"{folder}/{GUARD}", version=known.guard))
+        guard = self._guard(path)
+        if (guard, known.guard) not in plan.checked_guards:
+            # Two records, read at different times, may name two versions of their guard: then the
+            # multi fails, and they are read again.
+            plan.checked_guards.add((guard, known.guard))
+            plan.add(Operation("check", guard, version=known.guard))
         if not written:
             plan.add(Operation("check", path, version=known.counter))
 
@@ -122,9 +126,12 @@ class Planner:
             # ZooKeeper can't check that a znode is absent; creating and deleting it does.
             plan.add(Operation("create", path))
         plan.add(Operation("delete", path, version=counter))
-        folder = path.rpartition("/")[0]
-        if folder not in plan.written_guards:
-            plan.written_guards[folder] = plan.add(Operation("set_data", f"{folder}/{GUARD}"))
+        guard = self._guard(path)
+        if guard not in plan.written_guards:
+            plan.written_guards[guard] = plan.add(Operation("set_data", guard))
+
+    def _guard(self, path: str) -> str:
+        return guard_of(self._root, path.rpartition("/")[0])
 
     def _ring(self, plan: Plan, paths: Sequence[str]) -> None:
         folders = {folder for path in paths for folder in folders_above(self._root, path)}

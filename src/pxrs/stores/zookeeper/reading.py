@@ -4,7 +4,8 @@ To callers, a version is the id of the transaction that wrote the record (mzxid)
 A multi can only check a znode's own counter, which starts again when the znode is deleted and
 made anew. So each folder has a *guard*, a znode that every delete in the folder writes: the
 counter, together with a version that the guard had when the counter was read or before, identifies
-one write only.
+one write only. A guard is never removed, or its own counter would start again. Folders are, so
+guards are not in them; some folders share one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from typing import Any, NamedTuple
 
 from pxrs.stores.zookeeper.commits import Operation
 from pxrs.stores.zookeeper.link import Link, agreed, maybe
-from pxrs.stores.zookeeper.names import GUARD, is_record, key_of, key_prefix_of, leaf_of
+from pxrs.stores.zookeeper.names import (
+    GUARD,
+    guard_of,
+    is_record,
+    key_of,
+    key_prefix_of,
+    leaf_of,
+)
 from pxrs.stores.zookeeper.sessions import Sessions
 from pxrs.types import Versioned
 
@@ -35,12 +43,13 @@ class Known(NamedTuple):
 
 
 class Knowledge:
-    """Cached records and guards. Bounded: the oldest entries are dropped, and read again."""
+    """Cached records, folders and guards. Bounded: the oldest are dropped, and read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: OrderedDict[str, Known] = OrderedDict()
         self._guards: OrderedDict[str, int] = OrderedDict()
+        self._folders: OrderedDict[str, None] = OrderedDict()
 
     def record(self, path: str) -> Known | None:
         with self._lock:
@@ -54,16 +63,33 @@ class Knowledge:
                 if len(self._records) > _MOST:
                     self._records.popitem(last=False)
 
-    def guard(self, folder: str) -> int | None:
-        """A version that the folder's guard had at some time; None if the folder is not known."""
+    def guard(self, guard: str) -> int | None:
+        """A version that the guard had at some time; None if it is not known."""
         with self._lock:
-            return self._guards.get(folder)
+            return self._guards.get(guard)
 
-    def learn_guard(self, folder: str, version: int) -> None:
+    def learn_guard(self, guard: str, version: int) -> None:
         with self._lock:
-            self._guards[folder] = max(version, self._guards.pop(folder, 0))
+            self._guards[guard] = max(version, self._guards.pop(guard, 0))
             if len(self._guards) > _MOST:
                 self._guards.popitem(last=False)
+
+    def folder(self, folder: str) -> bool:
+        """Whether the folder existed when it was last seen. It may have been removed since."""
+        with self._lock:
+            return folder in self._folders
+
+    def learn_folders(self, folders: Iterable[str]) -> None:
+        with self._lock:
+            for folder in folders:
+                self._folders[folder] = None
+            while len(self._folders) > _MOST:
+                self._folders.popitem(last=False)
+
+    def forget_folders(self, folders: Iterable[str]) -> None:
+        with self._lock:
+            for folder in folders:
+                self._folders.pop(folder, None)
 
 
 _AT_ONCE = 500
@@ -130,20 +156,18 @@ class Reading:
         for leaf in listing.between(first, beyond):
             yield common + leaf, f"{folder}/{listing.name(leaf)}"
 
-    def guards(self, folders: Iterable[str]) -> dict[str, int]:
-        """The versions of the folders' guards, for folders that have one."""
-        wanted = list(folders)
+    def folders(self, folders: Sequence[str]) -> set[str]:
+        """Those of the folders that exist. Learns them, and the versions of the guards."""
+        guards = sorted({guard_of(self._root, folder) for folder in folders})
         stats = self._link.call(
-            lambda client: [client.exists_async(f"{f}/{GUARD}") for f in wanted]
+            lambda client: [client.exists_async(path) for path in (*folders, *guards)]
         )
-        found = {
-            folder: stat.version
-            for folder, stat in zip(wanted, stats, strict=True)
-            if stat is not None
-        }
-        for folder, version in found.items():
-            self.knowledge.learn_guard(folder, version)
-        return found
+        for guard, stat in zip(guards, stats[len(folders) :], strict=True):
+            if stat is not None:
+                self.knowledge.learn_guard(guard, stat.version)
+        there = {folder for folder, stat in zip(folders, stats, strict=False) if stat is not None}
+        self.knowledge.learn_folders(there)
+        return there
 
     def _some(self, paths: Sequence[str], *, now: bool) -> dict[str, Found]:
         """Read; repeats until no record was replaced while its session was looked up."""
@@ -167,32 +191,42 @@ class Reading:
         return found
 
     def _raw(self, paths: Sequence[str], *, now: bool) -> dict[str, tuple[Known, bytes]]:
-        folders = sorted({path.rpartition("/")[0] for path in paths})
+        guard_by_path = {path: guard_of(self._root, path.rpartition("/")[0]) for path in paths}
+        guards = sorted(set(guard_by_path.values()))
 
         def send(client: Any) -> list[Any]:
             # In this order: the guard must be read before the records whose counters it completes.
             return [
                 *([agreed(client, self._root)] if now else []),
-                *(client.exists_async(f"{folder}/{GUARD}") for folder in folders),
+                *(client.exists_async(guard) for guard in guards),
                 *(maybe(client.get_async(path)) for path in paths),
             ]
 
         answers = self._link.call(send)[1 if now else 0 :]
-        guards: dict[str, int] = {}
-        for folder, stat in zip(folders, answers, strict=False):
+        versions: dict[str, int] = {}
+        for guard, stat in zip(guards, answers, strict=False):
             if stat is not None:
-                guards[folder] = stat.version
-                self.knowledge.learn_guard(folder, stat.version)
+                versions[guard] = stat.version
+                self.knowledge.learn_guard(guard, stat.version)
         seen = {}
-        for path, answer in zip(paths, answers[len(folders) :], strict=True):
-            guard = guards.get(path.rpartition("/")[0])
-            if answer is None or guard is None:
+        unguarded: set[str] = set()
+        for path, answer in zip(paths, answers[len(guards) :], strict=True):
+            guard = guard_by_path[path]
+            if answer is None:
                 self.knowledge.learn(path, None)
-                continue
-            data, stat = answer
-            session, _, value = data.partition(b"\n")
-            known = Known(stat.mzxid, stat.version, guard, session.decode() or None)
-            seen[path] = known, value
+            elif guard not in versions:
+                unguarded.add(guard)
+            else:
+                data, stat = answer
+                session, _, value = data.partition(b"\n")
+                known = Known(stat.mzxid, stat.version, versions[guard], session.decode() or None)
+                seen[path] = known, value
+        if unguarded:
+            # An earlier release has written them; or they were made after the guards were read.
+            for guard in unguarded:
+                self._link.make(guard.rpartition("/")[0])
+                self._link.make(guard)
+            return self._raw(paths, now=now)
         return seen
 
     def _alive(self, names: Sequence[str]) -> set[str]:
