@@ -83,6 +83,48 @@ def test_what_waits_is_done_in_order() -> None:
     threads.close()
 
 
+def test_few_work_at_a_time_until_work_is_late() -> None:
+    threads = WarmThreads(4, "few", few=1)
+    go_on = threading.Event()
+    began: list[int] = []
+    all_began = threading.Semaphore(0)
+
+    def wait(number: int) -> None:
+        began.append(number)
+        all_began.release()
+        assert go_on.wait(PATIENCE)
+
+    for number in range(6):
+        threads.submit(partial(wait, number))
+    assert all_began.acquire(timeout=PATIENCE)
+    threads.hurry()
+    assert began == [0]
+    # The same work is the first one that waits.
+    threads.hurry()
+    for _ in range(3):
+        assert all_began.acquire(timeout=PATIENCE)
+    # Four threads there are at most.
+    assert sorted(began) == [0, 1, 2, 3]
+    go_on.set()
+    await_idle(threads)
+    assert sorted(began) == list(range(6))
+    # One at a time again: the thread that is busy does what is submitted meanwhile.
+    go_on.clear()
+    threads.submit(partial(wait, 6))
+    for _ in range(3):
+        assert all_began.acquire(timeout=PATIENCE)
+    names: list[str] = []
+    over = threading.Event()
+    for _ in range(5):
+        threads.submit(lambda: names.append(threading.current_thread().name))
+    threads.submit(over.set)
+    assert names == []
+    go_on.set()
+    assert over.wait(PATIENCE)
+    assert len(set(names)) == 1
+    threads.close()
+
+
 def test_work_that_fails_ends_no_thread(
     threads: WarmThreads, caplog: pytest.LogCaptureFixture
 ) -> None:

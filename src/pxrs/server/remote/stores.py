@@ -54,6 +54,7 @@ from pxrs.server.rest.room import Room
 from pxrs.server.rest.routes import Identify
 from pxrs.server.tokens import Identity
 from pxrs.stores.api import (
+    GivesWay,
     ItemRestorer,
     LendsSessions,
     LentSession,
@@ -81,6 +82,18 @@ _LOG = logging.getLogger("pxrs.serve")
 # Threads that make calls, for all clients, and calls that they have or have waiting.
 _THREADS = 32
 _MOST_CALLS = 2 * _THREADS
+# How many of those that write to a store with one writer: while one syncs, the next one prepares.
+_WRITERS = 2
+_WRITES = frozenset(
+    (
+        "coord.commit",
+        "node.atomic",
+        "queues.apply",
+        "queues.extend",
+        "queues.release",
+        "queues.take",
+    )
+)
 _MOST_STREAMS = 500
 _MOST_WATCHES = 1000
 _MOST_SESSIONS = 1000
@@ -161,6 +174,10 @@ class StoreService:
         self.turns = asyncio.Semaphore(_MOST_CALLS)
         self.watches = Watches()
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
+        # Where the store has one writer, threads that write take turns anyway: with each turn
+        # another one has to wake up and to get the interpreter, which costs more than the write.
+        few = _WRITERS if isinstance(stores.coord, GivesWay) else None
+        self.writers = WarmThreads(_THREADS, "pxrs-v1-writer", few)
         self.sessions: dict[str, Held] = {}
         self.lock = threading.Lock()
         self._streams: set[Stream] = set()
@@ -201,6 +218,7 @@ class StoreService:
         for number in count():
             self._beat = SYSTEM_CLOCK.monotonic()
             await asyncio.sleep(_BEAT)
+            self.writers.hurry()
             if self.was_frozen:
                 _LOG.warning("the node stood still; its clients have to come back")
                 self.end_streams()
@@ -275,6 +293,7 @@ class StoreService:
                 with suppress(PxrsError):
                     await loop.run_in_executor(None, each.session.close)
         self.pool.close()
+        self.writers.close()
 
 
 class Stream:
@@ -388,7 +407,9 @@ class Stream:
             self._give_back(size)
             raise
         self._calls += 1
-        self._service.pool.submit(partial(self._make, number, name, arguments, size))
+        service = self._service
+        pool = service.writers if name in _WRITES else service.pool
+        pool.submit(partial(self._make, number, name, arguments, size))
 
     async def answers(
         self, reading: asyncio.Task[None], identify: Identify

@@ -18,16 +18,21 @@ Work = Callable[[], object]
 class WarmThreads:
     """At most so many threads, started when they are needed. Thread-safe.
 
-    They are daemons. What is submitted once all are busy waits, in order.
+    They are daemons. What is submitted once all are busy waits, in order. With `few`, only so many
+    work at a time as long as they get on; see `hurry`.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, few: int | None = None) -> None:
         self._most = most
+        self._few = most if few is None else few
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[_Thread] = []
         self._count = 0
+        self._busy = 0
         self._waiting: deque[Work] = deque()
+        # The work that waited longest when `hurry` was called last.
+        self._late: Work | None = None
         self._closed = False
 
     def submit(self, work: Work) -> None:
@@ -35,14 +40,30 @@ class WarmThreads:
         with self._lock:
             if self._closed:
                 raise RuntimeError("these threads take no more work")
-            if not self._idle:
-                if self._count == self._most:
-                    self._waiting.append(work)
-                    return
-                self._count += 1
-                self._idle.append(_Thread(self._next, f"{self._name}_{self._count}"))
-            thread = self._idle.pop()
-        thread.give(work)
+            if self._busy >= self._few:
+                self._waiting.append(work)
+            else:
+                self._begin(work)
+
+    def hurry(self) -> None:
+        """Begin what waits, if it waited already when this was called last.
+
+        To be called every now and then: work that takes long must not hold up the rest.
+        """
+        with self._lock:
+            first = self._waiting[0] if self._waiting else None
+            if first is not None and first is self._late:
+                while self._waiting and self._busy < self._most:
+                    self._begin(self._waiting.popleft())
+                first = None
+            self._late = first
+
+    def _begin(self, work: Work) -> None:
+        self._busy += 1
+        if not self._idle:
+            self._count += 1
+            self._idle.append(_Thread(self._next, f"{self._name}_{self._count}"))
+        self._idle.pop().give(work)
 
     def close(self) -> None:
         """Take no more work; threads end when they have done what there is."""
@@ -55,8 +76,9 @@ class WarmThreads:
     def _next(self, thread: _Thread) -> Work | None:
         """What a thread does now that it is free; None once there is nothing more to come."""
         with self._lock:
-            if self._waiting:
+            if self._waiting and self._busy <= self._few:
                 return self._waiting.popleft()
+            self._busy -= 1
             if self._closed:
                 return None
             self._idle.append(thread)
