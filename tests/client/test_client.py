@@ -20,7 +20,7 @@ from pxrs.errors import NotLeader, RetryExhausted, StoreBusy, StoreUnavailable
 from pxrs.kv.group_commit import Waiting
 from pxrs.kv.led import LedKeys, Timed
 from support.child import PATIENCE
-from support.node import LocalNode
+from support.node import LocalNode, looks
 from support.shared_commits import SharedCommits
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -354,6 +354,33 @@ def test_no_watch_is_left_where_the_view_can_not_be_read(
                 px.client.view()
     assert px.client._link._watches == {}
     assert {node.name for node in px.client.view().nodes} == set("abc")
+
+
+@pytest.mark.parametrize("who", ["a node", "the client"])
+def test_a_change_is_noticed_although_the_view_could_not_be_read(
+    three: ThreeNodes, px: Pxrs, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    monkeypatch.setattr("pxrs.client.client._LOOK", 10 * PATIENCE)
+    monkeypatch.setattr("pxrs.client.client._PAUSE", 0.01)
+    assert {node.name for node in px.client.view().nodes} == set("abc")
+    failed = threading.Event()
+
+    def fail(*_: object) -> NodesView:
+        failed.set()
+        raise StoreBusy("for a test") if who == "a node" else RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        if who == "a node":
+            patch.setattr(three.nodes["a"].remote, "view", fail)
+        else:
+            patch.setattr(px.client._topology, "update", fail)
+        three.nodes["c"].stop()
+        three.nodes["c"].join()
+        three.wait_for(set("ab"))
+        assert failed.wait(PATIENCE)
+    for _ in looks():
+        if {node.name for node in px.client.view().nodes} == set("ab"):
+            break
 
 
 def test_threads_share_one_question_for_the_view(

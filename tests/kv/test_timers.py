@@ -19,7 +19,7 @@ from pxrs.stores.memory.stores import MemoryStores
 from pxrs.testing import VirtualClock
 from pxrs.types import Version
 from support.child import PATIENCE
-from support.node import LocalNode
+from support.node import LocalNode, looks
 
 
 class Timeless:
@@ -122,6 +122,43 @@ def test_one_that_leads_no_more_deletes_nothing(site: Site) -> None:
     site.timers.step()
     site.advance(1)
     assert site.node.get("k") is None
+
+
+def test_after_a_bug_values_still_expire(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.node.put("k", "x", ttl=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.coord, "commit", fail)
+        with pytest.raises(RuntimeError):
+            site.advance(1)
+    site.advance(1)
+    assert site.node.get("k") is None
+
+
+def test_a_bug_does_not_end_the_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.kv.timers._RETRY", 0.01)
+    site.node.put("k", "x", ttl=1)
+    failed = threading.Event()
+
+    def note(*_: object) -> None:
+        failed.set()
+        fail()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.coord, "list", note)
+        site.timers.start()
+        assert failed.wait(PATIENCE)
+    try:
+        site.clock.advance(1)
+        for _ in looks():
+            site.timers.look_again()
+            if site.node.get("k") is None:
+                break
+    finally:
+        site.timers.close()
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("a bug")
 
 
 def test_one_beside_the_nodes_refuses(site: Site) -> None:

@@ -102,6 +102,58 @@ def test_a_request_of_no_messages_is_answered() -> None:
     run(play())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("again", [False, True])
+def test_a_bug_in_the_thread_that_commits_is_survived(
+    node: LocalNode, client: Client, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Its requests are answered, at once if another one comes, and the next ones are served."""
+    monkeypatch.setattr("pxrs.server.node._CHECK_STORE", 600.0 if again else 0.01)
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    body = {"messages": [{"value": "a"}]}
+    node.wait_until(lambda: not node._node._trouble)
+    committer = node._node.messages._sends._blocking._committer
+    commit = committer._one_round
+
+    def fail_once() -> None:
+        monkeypatch.setattr(committer, "_one_round", commit)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(committer, "_one_round", fail_once)
+    client.send("POST", f"{ORDERS}/messages", body)
+    if again:
+        node.wait_until(lambda: committer.broken)
+        other = node.client()
+        assert other.post(f"{ORDERS}/messages", body).status == 200
+        other.close()
+    assert client.receive().status == 200
+    places = client.post(f"{ORDERS}/messages", body).json["positions"]
+    assert [it["offset"] for it in places] == [2 if again else 1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_requests_that_a_bug_keeps_from_being_committed_are_in_doubt(
+    node: LocalNode, client: Client
+) -> None:
+    client.post("/v1/topics", {"name": "orders", "partitions": 1})
+    body = {"messages": [{"value": "a"}]}
+    committer = node._node.messages._sends._blocking._committer
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(committer, "_one_round", fail)
+        client.send("POST", f"{ORDERS}/messages", body)
+        node.wait_until(lambda: committer.broken)
+        other = node.client()
+        assert other.post(f"{ORDERS}/messages", body).status == 200
+        other.close()
+        lost = client.receive()
+        assert (lost.status, lost.json["code"]) == (504, "outcome_unknown")
+    assert client.post(f"{ORDERS}/messages", body).status == 200
+
+
 class Commits:
     """Counts the commits that are asked for."""
 

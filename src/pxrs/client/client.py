@@ -21,6 +21,8 @@ _LOG = logging.getLogger("pxrs.remote")
 _SILENCE = 2.0
 # How often the view is read even if the watch has reported no change.
 _LOOK = 30.0
+# How long it waits for the next attempt if the view could not be read.
+_PAUSE = 1.0
 
 
 class Client:
@@ -138,17 +140,26 @@ class Client:
             self._following.release()
 
     def _follow_changes(self, watch: Armed) -> None:
+        is_behind = False
         while not self._closed.is_set():
             try:
                 # Changes from before the view was read are in it.
-                watch.wait(_LOOK)
+                if not is_behind:
+                    watch.wait(_LOOK)
+                # Until the view was read: the watch does not report this change again.
+                is_behind = True
                 if not self._closed.is_set():
                     self._topology.update(self._link.call("node.view"))
+                is_behind = False
             except Closed:
                 return
             except PxrsError as error:
                 _LOG.debug("the view of the nodes could not be read: %s", error)
-                self._closed.wait(1.0)
+                self._closed.wait(_PAUSE)
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                # A bug of ours. Without this thread the view would stay as it is.
+                _LOG.exception("a look at the view of the nodes failed")
+                self._closed.wait(_PAUSE)
 
     def _close(self) -> None:
         self._closed.set()

@@ -107,6 +107,10 @@ class Timers:
             except PxrsError as error:
                 _LOG.warning("values that expire could not be looked after: %s", error)
                 wait = _RETRY
+            except Exception:  # noqa: BLE001 - logged, and tried again
+                # A bug of ours. Without this thread no value would expire any more.
+                _LOG.exception("a look after values that expire failed")
+                wait = _RETRY
             self._news.wait(wait)
             self._news.clear()
 
@@ -131,7 +135,7 @@ class Timers:
             try:
                 self._expire(due.key, due.version)
                 self._remove(due)
-            except PxrsError:
+            except Exception:
                 with self._lock:
                     late = due._replace(at=self._clock.monotonic() + _RETRY)
                     heapq.heappush(self._heap, late)

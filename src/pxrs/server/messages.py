@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,6 +42,7 @@ from pxrs.types import (
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("pxrs.serve")
 # Bytes that one call asks the log for. Decoding a megabyte at once would hold up other requests.
 _PIECE = 64 * 2**10
 _CACHED_BYTES = 32 * 2**20
@@ -85,15 +88,9 @@ class Messages:
         # This log also reads the rows of virtual topics.
         self._log = px._blocking._stores.log
         self._call = px._threads.call
-        self._producer = px.producer(
-            # Every request asks for its result at once, which commits: no thread need look for it.
-            linger=0.01,
-            buffer_bytes=settings.max_inflight,
-            max_message_bytes=settings.max_body,
-            max_block=settings.request_timeout,
-            delivery_timeout=settings.request_timeout,
-        )
-        self._sends = Sends(self._producer)
+        self._settings = settings
+        self._sends = self._new_sends()
+        self._replaced: set[asyncio.Task[None]] = set()
         self._appends = Appends(self._log, px._threads, settings.max_inflight)
         self._arrivals = Arrivals(self._log)
         self._checks = Checks(settings.max_body)
@@ -102,6 +99,29 @@ class Messages:
         self._decoded = _DecodedBatches(_CACHED_BYTES)
 
     # Producing
+
+    def _new_sends(self) -> Sends:
+        settings = self._settings
+        return Sends(
+            self._px.producer(
+                # Requests ask for their results at once, which commits: no thread need look for it.
+                linger=0.01,
+                buffer_bytes=settings.max_inflight,
+                max_message_bytes=settings.max_body,
+                max_block=settings.request_timeout,
+                delivery_timeout=settings.request_timeout,
+            )
+        )
+
+    def replace_broken(self) -> None:
+        """Go on with another producer if the thread of this one was ended by an error."""
+        if not self._sends.is_broken:
+            return
+        _LOG.error("the thread that appends messages was ended by an error; another one goes on")
+        broken, self._sends = self._sends, self._new_sends()
+        task = asyncio.create_task(broken.end())
+        self._replaced.add(task)
+        task.add_done_callback(self._replaced.discard)
 
     async def produce(self, topic: str, records: Sequence[Record]) -> list[Placed]:
         """Append the records durably; all of them are checked before the first one is sent."""
@@ -123,6 +143,7 @@ class Messages:
     async def _produced(
         self, topic: str, send: Callable[[Topic], Awaitable[list[Placed]]]
     ) -> list[Placed]:
+        self.replace_broken()
         with self._metrics.timed(names.PRODUCE_SECONDS):
             places = await self._in_topic(topic, send)
         self._metrics.count(names.PRODUCED, topic, by=len(places))
@@ -310,7 +331,8 @@ class Messages:
 
     async def close(self) -> None:
         self.end_waits()
-        await self._producer.close()
+        await asyncio.gather(*self._replaced)
+        await self._sends.close()
 
 
 class _DecodedBatches:

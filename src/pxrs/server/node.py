@@ -308,6 +308,7 @@ class Node:
 
     async def _watch_store(self, px: aio.Pxrs) -> None:
         while True:
+            self.messages.replace_broken()
             try:
                 async with asyncio.timeout(_CHECK_STORE):
                     await px.topics.list()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,10 +13,11 @@ import msgspec
 
 from pxrs.aio.producer import Producer
 from pxrs.aio.threads import alarm
-from pxrs.errors import Closed, PxrsError
+from pxrs.errors import Closed, OutcomeUnknown, PxrsError
 from pxrs.producing.handles import PendingBatch, SentMany
 from pxrs.types import Header
 
+_LOG = logging.getLogger("pxrs.serve")
 Pair = tuple[bytes | None, bytes | None]
 
 # How long a commit waits for company at most; less if commits take less.
@@ -159,6 +161,27 @@ class Sends:
         self._telling = False
         self._loop = asyncio.get_running_loop()
         self._company = _Company(producer._blocking._committer.hurry)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the producer's thread was ended by an error: nothing more is committed by it."""
+        return self._blocking._committer.broken
+
+    async def end(self) -> None:
+        """Append what a broken producer has left; requests of which that fails are told so."""
+        try:
+            await self.close()
+        except Exception as error:  # noqa: BLE001 - the requests get it
+            if not isinstance(error, PxrsError):
+                _LOG.exception("what a broken producer has left could not be appended")
+            lost = OutcomeUnknown("the node failed to do this; its log has the details")
+            for requests in self._waiting.values():
+                for request in requests:
+                    request.fail(lost)
+
+    async def close(self) -> None:
+        """Append everything, and end the producer."""
+        await self._producer.close()
 
     def pairs(self, topic: str, pairs: list[Pair]) -> asyncio.Future[list[Placed]]:
         """Send keys and values, checked; the answer comes when all are durable."""
