@@ -291,6 +291,21 @@ def test_three_members_and_one_is_killed(url: str) -> None:
         assert node.px.groups.describe(GROUP_ID).lag == 0
 
 
+def test_an_offset_past_the_end_does_not_hold_back_the_others(
+    group: Client, node: LocalNode
+) -> None:
+    messages = [{"partition": number, "value": "x"} for number in range(10) for _ in range(5)]
+    assert group.post("/v1/topics/orders/messages", {"messages": messages}).status == 200
+    member = Member(group, "consumer-1")
+    member.fetch_assignment()
+    offsets = {str(number): 4 for number in range(10)}
+    assert member.commit(offsets | {"3": 99}) == 416
+    shown = node.px.groups.describe(GROUP_ID).partitions
+    assert [each.checkpoint for each in shown] == [4, 4, 4, None, 4, 4, 4, 4, 4, 4]
+    assert member.commit({"3": 99}) == 416
+    assert member.commit({"3": 5}) == 200
+
+
 def test_a_deleted_group_takes_no_commits(group: Client) -> None:
     member = Member(group, "consumer-1")
     member.fetch_assignment()

@@ -193,10 +193,15 @@ class GroupService:
     async def commit(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
     ) -> CommitResult:
-        """Move checkpoints forward; refuses those of partitions that the member does not own."""
+        """Move checkpoints forward; refuses those of partitions that the member does not own.
+
+        Raises `OffsetOutOfRange` if one is past its end, once the others are committed.
+        """
         await self.heard(group, name)
-        await self._call(partial(self.check_offsets, offsets))
-        return await self._commit(group, name, offsets)
+        done, wrong = await self._commit(group, name, offsets)
+        if wrong:
+            raise wrong[0]
+        return done
 
     async def commit_owned(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
@@ -207,21 +212,22 @@ class GroupService:
         """
         mine = self._host_of(group, name).parts(name)
         owned = {part: offset for part, offset in offsets.items() if part in mine}
-        wrong = await self._call(lambda: list(self._past_end(owned)))
-        for error in wrong:
-            del owned[TopicPartition(error.topic, error.partition)]
-        if owned:
-            await self._commit(group, name, owned)
-        return wrong
+        return (await self._commit(group, name, owned))[1]
 
     async def _commit(
         self, group: str, name: str, offsets: Mapping[TopicPartition, int]
-    ) -> CommitResult:
+    ) -> tuple[CommitResult, list[OffsetOutOfRange]]:
+        wrong = await self._call(lambda: list(self._past_end(offsets)))
+        past_end = {(error.topic, error.partition) for error in wrong}
+        good = {part: offset for part, offset in offsets.items() if part not in past_end}
         host = self._host_of(group, name)
+        if not good:
+            nothing: frozenset[TopicPartition] = frozenset()
+            return CommitResult(nothing, nothing, host.heard(name).generation), wrong
         with self._metrics.timed(names.COMMIT_SECONDS):
-            done = await self._call(partial(host.commit, name, offsets))
+            done = await self._call(partial(host.commit, name, good))
         self._metrics.count(names.FENCED, by=len(done.refused))
-        return done
+        return done, wrong
 
     def committed(self, group: str, checkpoints: Mapping[Fence, int | None]) -> None:
         """Note what members that are held here have committed with fences."""
