@@ -85,6 +85,11 @@ class Proxy:
         self._at_needle = self.hold_answers
         self._needle = words
 
+    def reset_at(self, words: bytes) -> None:
+        """Break all connections whenever a request has these words in it."""
+        self._at_needle = self.reset
+        self._needle = words
+
     def lose_requests_with(self, words: bytes) -> None:
         """Everything passes but pieces with these words in them, which are lost."""
         self._asked.clear()

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 import engines
 from pxrs.config import parse_url, zookeeper_settings
-from pxrs.errors import ConfigError, StoreUnavailable
+from pxrs.errors import ConfigError, InvalidRequest, StoreUnavailable
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.types import Check, Committed, Put
 from support.engine_fixtures import NewEngine
@@ -81,6 +81,7 @@ def secured(new_engine: NewEngine, tmp_path: Path) -> engines.Engine:
         certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}-cert.pem")
     return new_engine(
         "zookeeper",
+        java=["-Djute.maxbuffer=200000"],
         settings={
             "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
             "ssl.keyStore.location": str(tmp_path / "server.pem"),
@@ -100,6 +101,8 @@ def test_tls(secured: engines.Engine, tmp_path: Path) -> None:
     files = f"ca={tmp_path}/ca.pem&cert={tmp_path}/client-cert.pem&key={tmp_path}/client-key.pem"
     with closing(open_coord(f"{place}?{files}")) as coord:
         use(coord)
+        with pytest.raises(InvalidRequest, match=r"jute\.maxbuffer"):
+            coord.commit([], [Put("k", bytes(300_000))])
     for refused in (f"ca={tmp_path}/ca.pem&timeout=1", "timeout=1"):
         with pytest.raises(StoreUnavailable):
             open_coord(f"{place}?{refused}").close()

@@ -174,14 +174,6 @@ def test_what_the_checks_and_the_folders_weigh_counts(zookeeper_url: str) -> Non
         assert isinstance(coord.commit([], [Put("k", b"x" * coord.limits.value_bytes)]), Committed)
 
 
-def test_what_a_server_with_another_limit_cuts_off_is_final(new_engine: NewEngine) -> None:
-    engine = new_engine("zookeeper", java=["-Djute.maxbuffer=100000"])
-    with opened(f"{engine.url}/x") as coord:
-        with pytest.raises(InvalidRequest, match=r"jute\.maxbuffer"):
-            coord.commit([], [Put("k", b"x" * 200_000)])
-        assert isinstance(coord.commit([], [Put("k", b"x" * 20_000)]), Committed)
-
-
 @pytest.mark.parametrize("name", ["😀", "𝐀", "𠀀𠀁", "a/𝒳/ü字", "\ufb01"])
 def test_names_of_any_script(zookeeper_url: str, name: str) -> None:
     with opened(zookeeper_url) as coord:

@@ -11,18 +11,19 @@ from itertools import islice
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost, StoreError, StoreUnavailable
+from pxrs.errors import PxrsError, SessionLost, StoreError, StoreUnavailable
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.crowding import Crowding
 from pxrs.stores.findings import Finding
 from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, translated, zk
 from pxrs.stores.zookeeper.folders import Folders
-from pxrs.stores.zookeeper.link import Farewell, Link
+from pxrs.stores.zookeeper.link import Farewell, Link, time_to_carry
 from pxrs.stores.zookeeper.names import folder_of, guard_of, is_guard, is_record, path_of
 from pxrs.stores.zookeeper.plans import Plan, Planner
 from pxrs.stores.zookeeper.reading import Found, Reading
 from pxrs.stores.zookeeper.sessions import Sessions, ZooKeeperSession
+from pxrs.stores.zookeeper.sizes import MOST_BYTES, is_refused, size_of, too_large
 from pxrs.stores.zookeeper.watches import Watches
 from pxrs.types import Check, Committed, Conflict, Delete, Limits, Put, Versioned, Write
 
@@ -31,14 +32,7 @@ _LOG = logging.getLogger("pxrs.store")
 
 # ZooKeeper limits a multi by its bytes: 1 MB in all (jute.maxbuffer). This many claims always fit.
 _LIMITS = Limits(operations=200, value_bytes=1_000_000)
-_MOST_BYTES = 2**20 - 1
-# Bytes of one operation besides its path and value: numbers, lengths, and the znode's ACL.
-_PER_OPERATION = 50
-# Bytes of the slot and of the request itself.
-_PER_COMMIT = 500
-# A server closes the connection on which a request is too large. A request that is smaller than
-# this fits with any setting; one that is larger, and was cut off this often in a row, does not.
-_SURELY_TAKEN = 32 * 1024
+# A server closes the connection on which a request is too large: after so many it is asked.
 _CUT_OFF = 3
 _SESSION_TIMEOUT = 10.0
 # Two processes that take from one queue without a pause have a quarter of their commits refused,
@@ -152,15 +146,17 @@ class ZooKeeperCoord:
     ) -> Committed | Conflict:
         """Commit; adds the folders to `made` that were made for it."""
         folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
+        begun = deadline
         fresh = False
         cut_off = 0
         while True:
             plan = self._planner.plan(checks, writes, fresh=fresh)
             if isinstance(plan, Conflict):
                 return plan
-            size = _size(plan.operations)
-            if size > _MOST_BYTES:
-                raise _too_large(size)
+            size = size_of(plan.operations)
+            if size > MOST_BYTES:
+                raise too_large(size)
+            deadline = max(deadline, begun + time_to_carry(size))
             made += self._folders.require(folders, deadline)
             self._planner.note_guards(plan)
             outcome = self._commits.run(plan.operations, deadline)
@@ -169,10 +165,14 @@ class ZooKeeperCoord:
                 return self._planner.done(plan, outcome)
             self._sort_out(plan, outcome, folders)
             cut_off = cut_off + 1 if isinstance(outcome.error, zk.ConnectionLoss) else 0
-            if cut_off >= _CUT_OFF and size > _SURELY_TAKEN:
-                raise _too_large(size) from outcome.error
+            if cut_off == _CUT_OFF:
+                cut_off = 0
+                if is_refused(self._link, size):
+                    raise too_large(size) from outcome.error
             fresh = True
             if self._clock.monotonic() >= deadline:
+                if isinstance(outcome.error, DOUBTFUL):
+                    raise translated(outcome.error) from outcome.error
                 raise StoreUnavailable("ZooKeeper: the records changed faster than they were read")
 
     def _clear_up(self, writes: Sequence[Write]) -> None:
@@ -256,19 +256,6 @@ class ZooKeeperCoord:
                     ],
                     self._link.deadline(),
                 )
-
-
-def _size(operations: Sequence[Operation]) -> int:
-    """The size of the request in bytes, or a little more."""
-    sizes = (len(each.path.encode()) + len(each.value) + _PER_OPERATION for each in operations)
-    return _PER_COMMIT + sum(sizes)
-
-
-def _too_large(size: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"commit is {size} bytes long; ZooKeeper takes 1 MB in all, or its setting of "
-        "jute.maxbuffer: write less at once"
-    )
 
 
 def _warn_of_crowd(share: float) -> None:

@@ -36,6 +36,9 @@ _PAUSE = 0.02
 # How long it may take to see whether the servers accept a new client.
 _NEWCOMER = 2.0
 
+# Bytes per second: what carries much has more time than `timeout`.
+_SLOWEST = 32_000
+
 T = TypeVar("T")
 
 
@@ -104,6 +107,15 @@ class Link:
         if not self.client.connected:
             self._stop_in_background()
             raise self._unreachable()
+
+    @property
+    def hosts(self) -> str:
+        """All servers, as kazoo takes them."""
+        return ",".join(self._settings.hosts)
+
+    def connect(self, host: str, port: int, timeout: float) -> socket.socket:
+        """Open another connection to a server; nothing was said on it. Raises `OSError`."""
+        return self._handler.create_connection((host, port), host, timeout)
 
     @property
     def timeout(self) -> float:
@@ -194,7 +206,12 @@ class Link:
             answer = send(self.client)
             if hasattr(answer, "get"):
                 return self._result(answer, deadline)
-            return [self._result(each, deadline) for each in answer]
+            results = []
+            for each in answer:
+                results.append(self._result(each, deadline))
+                # The others come behind it.
+                deadline += time_to_carry(_carried(results[-1]))
+            return results
         except (*DOUBTFUL, *expected):
             raise
         except zk.KazooException as error:
@@ -312,6 +329,21 @@ class Link:
             raise
         self.farewell.answered()
         return result
+
+
+def time_to_carry(size: int) -> float:
+    """How many seconds so many bytes may take over a slow link."""
+    return size / _SLOWEST
+
+
+def _carried(result: Any) -> int:
+    """About how many bytes of data an answer has."""
+    match result:
+        case (bytes() as data, _):
+            return len(data)
+        case (list() as names, _):
+            return sum(map(len, names))
+    return 0
 
 
 class _Maybe:
