@@ -20,12 +20,15 @@ def build(
     settings: Mapping[str, object] | None = None,
     advertise: Callable[[int], int] = lambda port: port,
     tells_clients: bool = True,
+    disks: Sequence[Path] = (),
 ) -> Engine:
     """`sync`: JetStream's sync_interval, "always" for an fsync per message.
 
     `advertise`: the port at which the other nodes reach the one that listens at a port.
 
     `tells_clients`: of all nodes, so that a client that knows one may go to another.
+
+    `disks`: a folder for the data of each node; without them they are in the engine's own.
 
     `settings` go into the servers' configuration as they are; None takes one out.
     """
@@ -37,7 +40,9 @@ def build(
             origin=origin,
             # For clients, for peers, for health.
             ports=3 * nodes,
-            prepare=partial(_prepare, program, sync, settings or {}, advertise, tells_clients),
+            prepare=partial(
+                _prepare, program, sync, settings or {}, advertise, tells_clients, disks
+            ),
             url=lambda ports: "nats://" + ",".join(f"{HOST}:{port}" for port in ports[::3]),
         )
     )
@@ -59,6 +64,7 @@ def _prepare(
     settings: Mapping[str, object],
     advertise: Callable[[int], int],
     tells_clients: bool,
+    disks: Sequence[Path],
     folder: Path,
     ports: Sequence[int],
 ) -> list[Command]:
@@ -67,11 +73,12 @@ def _prepare(
     commands = []
     for number in numbers:
         client, peer, health = ports[3 * number : 3 * number + 3]
+        data = disks[number] if disks else folder / f"data{number}"
         config: dict[str, object] = {
             "server_name": f"n{number}",
             "listen": f"{HOST}:{client}",
             "http": f"{HOST}:{health}",
-            "jetstream": {"store_dir": str(folder / f"data{number}"), "sync_interval": sync},
+            "jetstream": {"store_dir": str(data), "sync_interval": sync},
         }
         if len(numbers) > 1:
             config["cluster"] = {

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 
-import nats
 import pxrs
 from engines import Engine
 from pxrs import Pxrs
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.jetstream import leader_of
 from support.load import Load
 from support.proxy import Proxy
 
@@ -23,22 +22,6 @@ pytestmark = pytest.mark.engine("nats")
 TOPIC = "orders"
 # What a leader's election may take.
 FAILOVER = 15.0
-
-
-def leader_of(url: str, stream: str) -> int:
-    """The number of the node that leads the stream."""
-
-    async def ask() -> str:
-        client = await nats.connect(url.removeprefix("nats://").split(","))
-        try:
-            info = await client.jetstream().stream_info(stream)
-        finally:
-            await client.close()
-        assert info.cluster is not None
-        assert info.cluster.leader is not None
-        return info.cluster.leader
-
-    return int(asyncio.run(ask()).removeprefix("n"))
 
 
 @pytest.fixture

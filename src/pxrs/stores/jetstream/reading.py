@@ -253,14 +253,17 @@ class Reading:
         """Raise the floor, unless another process has raised it higher; then purge below it.
 
         A full stream takes no floor: then purging comes first. Until the floor is raised, a reader
-        gets the error that the batch is not there.
+        gets the error that the batch is not there. The servers of a cluster tell each other of the
+        new room a moment later.
         """
         if wanted.start <= floor.start:
             return floor.start
         # The last message stays, whatever the floor: it holds the end.
         purge_to = min(wanted.seq, tail.seq)
         patience = self._streams.patience()
+        now = asyncio.get_running_loop().time
         is_purged = False
+        full_until = 0.0
         while wanted.start > floor.start:
             try:
                 at = await publish_floor(self._streams, part, wanted, floor.at)
@@ -270,6 +273,11 @@ class Reading:
                 if full(error) and not is_purged:
                     await self._streams.purge(part.stream, part.batches, purge_to)
                     is_purged = True
+                    if part.replicated:
+                        full_until = now() + min(_TOLD, self._streams.settings.timeout / 2)
+                elif full(error):
+                    if now() >= full_until:
+                        raise translated(error) from error
                 elif error.err_code not in WRONG_SEQUENCE and not passing(error):
                     raise translated(error) from error
                 why: Exception = error
@@ -283,6 +291,8 @@ class Reading:
 
 
 _MANY = 256
+# How long it may take until all servers of a cluster know of room that a purge has made.
+_TOLD = 5.0
 
 
 def _out_of_range(part: Part, offset: int, floor: Floor, tail: Entry) -> OffsetOutOfRange:
