@@ -3,102 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pxrs import aio
-from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.server.groups.host import Context, GroupHost
-from pxrs.server.groups.service import GroupRules, GroupService
-from pxrs.server.metrics import Metrics
-from pxrs.server.node_session import NodeSession
-from pxrs.server.rest.dmq_wire import NOTICE, DmqWire, GroupReply, Heartbeat, Join, WireMember
-from pxrs.server.settings import ServeSettings
-from pxrs.testing.clock import VirtualClock
+from pxrs.clock import SYSTEM_CLOCK
+from pxrs.server.rest.dmq_wire import NOTICE, WireMember
 from support.child import PATIENCE
+from support.wire_node import GROUP, LONG, SteppedNode, WireNode
 
 pytestmark = pytest.mark.engine("memory")
-
-GROUP = "G_orders_app"
-# Nothing is given up for having waited, only for having been asked.
-LONG = 3600.0
-PATIENT = GroupRules(debounce=0.01, revoke_timeout=LONG)
-
-
-class WireNode:
-    """What a node has for such members."""
-
-    def __init__(
-        self,
-        px: aio.Pxrs,
-        name: str,
-        notice: float,
-        rules: GroupRules = PATIENT,
-        session_timeout: float = LONG,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        coord, topics = px._blocking.stores.coord, px._blocking.topics
-        self.session = NodeSession(coord, 10.0)
-        cluster: Any = SimpleNamespace(leader_of=lambda group: None)
-        context = Context(coord, topics, clock, self.session, name)
-        self.groups = GroupService(px, context, cluster, Metrics(SYSTEM_CLOCK), rules)
-        nothing: Any = None
-        self.wire = DmqWire(
-            px, nothing, self.groups, clock, cluster, session_timeout, 0.0, notice, nothing
-        )
-
-    async def join(self, name: str) -> GroupReply:
-        return await self.wire.join(call(Join(name, GROUP)))
-
-    async def beat(self, name: str, offset: int | None = None) -> GroupReply:
-        """A heartbeat; `offset`: how far it has fetched in each of two partitions."""
-        offsets = None if offset is None else dict.fromkeys("01", offset)
-        return await self.wire.heartbeat(call(Heartbeat(name, GROUP, offsets)))
-
-    async def until_stable(self, name: str) -> GroupReply:
-        while True:
-            reply = await self.beat(name)
-            if reply.rebalance_state == "STABLE":
-                return reply
-            await asyncio.sleep(0)
-
-    async def die(self) -> None:
-        await self.groups.close()
-        await asyncio.to_thread(self.session.close)
-
-
-class SteppedNode(WireNode):
-    """A node with the defaults, whose time passes when a test says so."""
-
-    def __init__(self, px: aio.Pxrs) -> None:
-        self.clock = VirtualClock()
-        session_timeout = ServeSettings().session_timeout
-        super().__init__(px, "node:1", NOTICE, GroupRules(), session_timeout, self.clock)
-
-    async def join(self, name: str) -> GroupReply:
-        joining = asyncio.create_task(super().join(name))
-        while not joining.done():
-            self.look()
-            await asyncio.sleep(0)
-        return await joining
-
-    def look(self) -> float | None:
-        """What the thread of the group does when it wakes; when it would wake by itself."""
-        host = self.groups._hosts.get(GROUP)
-        return None if host is None else host._step()
-
-    def pass_time(self, until: float) -> None:
-        for _ in range(1000):
-            due, now = self.look(), self.clock.monotonic()
-            if due is None or due > until:
-                self.clock.advance(until - now)
-                self.look()
-                return
-            self.clock.advance(max(0.0, due - now))
-        raise AssertionError("the group does not come to rest")
-
 
 # The client that subscribes sends a heartbeat each second, and gives up after ten.
 MOST_HEARTBEATS = 9
@@ -113,13 +27,11 @@ def test_one_that_joins_has_its_set_within_the_patience_of_the_client(
 
     `beats_at`: tenths of a second after the join.
     """
-    # Time stands still for a thread of its own.
-    monkeypatch.setattr(GroupHost, "_run", lambda host: None)
 
     async def walk() -> None:
         async with aio.connect("memory://") as px:
             await px.topics.create("orders", partitions=64)
-            node = SteppedNode(px)
+            node = SteppedNode(px, monkeypatch)
             await node.groups.find_or_create("orders", "app")
             await node.join("first")
             for at in range(1, 5):
@@ -146,10 +58,6 @@ def test_one_that_joins_has_its_set_within_the_patience_of_the_client(
             await node.die()
 
     asyncio.run(asyncio.wait_for(walk(), PATIENCE))
-
-
-def call(body: object) -> Any:
-    return SimpleNamespace(body=body, identity=None)
 
 
 def test_a_member_that_comes_back_to_a_node_is_given_notice_again() -> None:

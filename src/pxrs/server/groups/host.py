@@ -101,7 +101,7 @@ class CommitResult(NamedTuple):
 
     written: frozenset[TopicPartition]
     refused: frozenset[TopicPartition]
-    # The generation of the member's assignment, as the group has it.
+    # The one that the member's heartbeats tell.
     generation: int
 
 
@@ -139,6 +139,7 @@ class _Member:
         self._joined = False
         self._joining = [joining.done]
         self.standing = Standing()
+        self._announced = 0
         self.look_at: float | None = None
         self.waiting: list[Callable[[], None]] = []
 
@@ -189,6 +190,19 @@ class _Member:
         """Whether a request that waits is to be answered: it is settled, or has to give up some."""
         standing = self.standing
         return self.held.has_news or (standing.settled and self.held.shown == standing.target)
+
+    @property
+    def announced(self) -> int:
+        """The generation that heartbeats tell, for which a client fetches its partitions.
+
+        A new one is announced when there is something to fetch: a partition is to be given up, or
+        all are there that it gets. It never goes back.
+        """
+        generation, target, _ = self.standing
+        if not self.held.is_leaving and self.held.shown != target:
+            generation -= 1
+        self._announced = max(self._announced, generation)
+        return self._announced
 
     def told(self) -> Told:
         # The host may look meanwhile: then these partitions are not those of this standing.
@@ -283,8 +297,8 @@ class GroupHost:
         self._asked(member)
         return member.told()
 
-    def beat(self, name: str, generation: int | None) -> Standing:
-        """Note a sign of life whose answer shows no partitions.
+    def beat(self, name: str, generation: int | None) -> int:
+        """Note a sign of life whose answer shows no partitions, but the generation, returned here.
 
         A client that names the generation as it is has fetched it. One that names an older one has
         not: what it was told may be on its way, or lost.
@@ -294,13 +308,17 @@ class GroupHost:
             self._asked(member)
         else:
             member.held.heard(self._context.clock.monotonic())
-        return member.standing
+        return member.announced
 
     def heard(self, name: str) -> Standing:
         """Note a sign of life that the client may have sent before it saw the last answer."""
         member = self._member(name)
         member.held.heard(self._context.clock.monotonic())
         return member.standing
+
+    def announced(self, name: str) -> int:
+        """The generation that the member's heartbeats tell."""
+        return self._member(name).announced
 
     def _asked(self, member: _Member) -> None:
         was_leaving = member.held.is_leaving
@@ -338,7 +356,7 @@ class GroupHost:
         if applied.lost:
             self.wake()
         written = frozenset(each.part for each in applied.written)
-        return CommitResult(written, applied.lost, member.standing.generation)
+        return CommitResult(written, applied.lost, member.announced)
 
     def committed(self, owner: str, checkpoints: Mapping[TopicPartition, int]) -> None:
         """Note checkpoints that a member has committed under this id, not through `commit`."""

@@ -135,8 +135,8 @@ class GroupService:
         """
         return (await self._holding(group, name)).ask(name)
 
-    async def beat(self, group: str, name: str, generation: int | None) -> Standing:
-        """Note a sign of life; the answer shows no partitions, so no one counts as told of any.
+    async def beat(self, group: str, name: str, generation: int | None) -> int:
+        """Note a sign of life; the answer is a generation and tells of no partition.
 
         `generation`: the one that the client has fetched, if it says so.
         """
@@ -223,7 +223,7 @@ class GroupService:
         host = self._host_of(group, name)
         if not good:
             nothing: frozenset[TopicPartition] = frozenset()
-            return CommitResult(nothing, nothing, host.heard(name).generation), wrong
+            return CommitResult(nothing, nothing, host.announced(name)), wrong
         with self._metrics.timed(names.COMMIT_SECONDS):
             done = await self._call(partial(host.commit, name, good))
         self._metrics.count(names.FENCED, by=len(done.refused))

@@ -218,7 +218,7 @@ class Dmq:
     async def heartbeat(self, call: Call) -> Beat:
         asked: Heartbeat = call.body
         member = _member(asked.groupId, asked.memberId)
-        return Beat(True, (await self._groups.beat(*member, asked.generation)).generation)
+        return Beat(True, await self._groups.beat(*member, asked.generation))
 
     async def commit(self, call: Call) -> Answer | Success:
         asked: CommitOffsets = call.body
