@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from pxrs.stores.jetstream import topics
 from pxrs.stores.jetstream.log import JetStreamLog
+from pxrs.stores.jetstream.streams import Stored, Streams
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition
 from support.jetstream import opened
@@ -44,6 +46,24 @@ class Counting:
         """The bounds, and how many requests it took."""
         before = self.asked
         return self._log.bounds("t-1"), self.asked - before
+
+
+def test_partitions_ask_for_the_newest_batch_together(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while, or by a new connection: is it still there? It may be large."""
+    append(log, LogPartition("t-1", 0), batch(b"a"))
+    monkeypatch.setattr(topics, "_FRESH", 0.0)
+    looked_for: list[int] = []
+    at = Streams.at
+
+    async def counted(streams: Streams, name: str, seq: int) -> Stored | None:
+        looked_for.append(seq)
+        return await at(streams, name, seq)
+
+    monkeypatch.setattr(Streams, "at", counted)
+    assert len(log.bounds("t-1")) == MANY
+    assert len(looked_for) == 1
 
 
 def test_a_look_at_what_has_not_changed_is_one_request(

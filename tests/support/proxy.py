@@ -10,7 +10,7 @@ from types import TracebackType
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
-# A slow link takes so much before it has passed it on, and passes it on so often in a second.
+# A slow link takes so much, or more, before it has passed it on, and passes it on so often in a second.
 _LITTLE = 1 << 14
 _OFTEN = 50
 
@@ -59,7 +59,11 @@ class Proxy:
     def slow(self, bytes_per_second: int) -> None:
         """New connections pass at most so much, in each direction."""
         self._rate = bytes_per_second
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._takes())
+
+    def _takes(self) -> int:
+        """How much a slow link takes at once. If that is little, a fast one is slow, too."""
+        return max(_LITTLE, self._rate // 12)
 
     def hold_answers(self) -> None:
         """Requests pass, answers do not."""
@@ -173,7 +177,7 @@ class Proxy:
     def _pass(self, source: socket.socket, goal: socket.socket, flow: threading.Event) -> None:
         chunk = max(1, self._rate // _OFTEN) if self._rate else _CHUNK
         if self._rate:
-            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._takes())
         with suppress(OSError):
             while data := source.recv(chunk):
                 if self._rate and self._closed.wait(len(data) / self._rate):

@@ -21,7 +21,7 @@ from pxrs.stores.jetstream.strays import (
     last_of_longest,
 )
 from pxrs.stores.jetstream.streams import Stored, Streams
-from pxrs.stores.jetstream.topics import Part, Topics, probe
+from pxrs.stores.jetstream.topics import Part, Topics, Witness, probe
 from pxrs.stores.jetstream.wire import ApiError, NoAnswer, NotSent
 
 # This many batches in a row are enough to find out which of them pxrs wrote.
@@ -93,21 +93,34 @@ class Ends:
     async def check(self, part: Part) -> bool:
         """Whether the stream still has the newest known batch; if not, forget all that was known.
 
-        Looked at once a second at most, and when the connection is another one: it costs one batch.
+        Looked at once a second at most, and when the connection is another one: it costs one batch,
+        however many partitions ask at the same time.
         """
         witness, connection = part.witness, self._streams.wire.connections
         if witness.is_fresh:
             return True
+        falls = witness.falls
+        while True:
+            if witness.look is None or witness.look.done():
+                witness.look = asyncio.create_task(self._look_for(witness, part.stream))
+            # A caller that gives up must not take the look from the others.
+            await asyncio.shield(witness.look)
+            if witness.falls != falls:
+                return False
+            # One that was under way already may have gone by the connection before this one.
+            if witness.connection >= connection:
+                return True
+
+    async def _look_for(self, witness: Witness, stream: str) -> None:
+        connection = self._streams.wire.connections
         seq, writer = witness.seq, witness.writer
-        stored = await self._streams.at(part.stream, seq)
+        stored = await self._streams.at(stream, seq)
         entry = None if stored is None else entry_of(stored)
         if entry is None or entry.writer != writer:
             witness.fall()
-            return False
-        if witness.seq == seq:
+        elif witness.seq == seq:
             witness.see()
             witness.connection = connection
-        return True
 
     async def confirmed(self, part: Part) -> tuple[Floor, Entry]:
         """Returns the same as `both`, confirmed by a majority of the stream's replicas.

@@ -145,6 +145,10 @@ class Witness:
         self.seen_at = 0.0
         # The connection by which it was looked for last.
         self.connection = 0
+        # The look that is under way: it costs a batch, and all partitions wait for the same one.
+        self.look: asyncio.Task[None] | None = None
+        # How often it was gone.
+        self.falls = 0
 
     def note(self, entry: Entry) -> None:
         """Take a newer batch, if the one before was there just now: it speaks for what is known."""
@@ -161,6 +165,7 @@ class Witness:
     def fall(self) -> None:
         """Forget what is known of all partitions: the batch is gone, or may be."""
         self.seq, self.writer = 0, ""
+        self.falls += 1
         for part in self.parts:
             part.forget()
 
