@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from pxrs.running.listener import Handler, Listener
     from pxrs.running.relay import Relay, RelayJob
     from pxrs.running.runner import Runner
-    from pxrs.running.suspect_items import Turns
+    from pxrs.running.suspect_items import WorkerTurns
     from pxrs.sources.admin import Sources
     from pxrs.sources.api import Source
     from pxrs.sources.descriptions import Description
@@ -140,7 +140,7 @@ class Pxrs:
         # One session holds the items of all transactions.
         self._work_context: Context | None = None
         self._making = threading.Lock()
-        self._turns: Turns | None = None
+        self._turns: WorkerTurns | None = None
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         # Members of runs: a run reports their health, and closes them.
         self._run_members: weakref.WeakSet[Member] = weakref.WeakSet()
@@ -414,10 +414,10 @@ class Pxrs:
     def _new_listener(self, job: ListenJob) -> Listener:
         from pxrs.queues.unit_of_work import UnitOfWork
         from pxrs.running.listener import Listener
-        from pxrs.running.suspect_items import Turns
+        from pxrs.running.suspect_items import WorkerTurns
 
         with self._making:
-            self._turns = self._turns or Turns(self._clock)
+            self._turns = self._turns or WorkerTurns(self._clock)
         begin = partial(UnitOfWork, self._context(), serde=job.serde, commit_on_exit=False)
         return Listener(job, self.stores.queues, begin, self._turns, self._clock)
 

@@ -334,7 +334,7 @@ def test_groups(store: Store) -> None:
             (change,) = await px.groups.reset("g", "orders", to=1)
             assert change.after == 1
             assert (await px.groups.describe("g", lag_seconds=False)).lag == 1
-            told = await px.groups.explain("g", limit=1)
+            told = await px.groups.explain("g", limit=2)
             assert (len(told.rebalances), len(told.resets)) == (1, 1)
             await px.groups.delete("g")
             with pytest.raises(pxrs.GroupNotFound):

@@ -99,7 +99,7 @@ def test_explain(run: Run) -> None:
     assert parsed(run("groups", "reset", "billing", "orders", "--to", "1", "--yes", "--json"))
     shown = run("groups", "explain", "billing").stdout.splitlines()
     assert "generation 1: a joined (computed by a)" in shown[0]
-    assert shown[1] == "    orders 0-1: nobody → a"
+    assert shown[1] == "    orders 0-1: no member → a"
     assert "checkpoints set by " in shown[2]
     assert shown[3:] == ["    orders 0: 3 → 1", "    orders 1: none → 1"]
     told = parsed(run("groups", "explain", "billing", "--json"))
@@ -112,6 +112,8 @@ def test_explain(run: Run) -> None:
     last = run("groups", "explain", "billing", "--limit", "1").stdout
     assert "checkpoints set" in last
     assert "generation" not in last
+    newest = parsed(run("groups", "explain", "billing", "--limit", "1", "--json"))
+    assert newest == told | {"rebalances": []}
 
 
 @pytest.mark.parametrize(

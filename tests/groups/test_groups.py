@@ -213,7 +213,12 @@ def test_explain_tells_who_and_why(px: pxrs.Pxrs) -> None:
     assert (left.reason, left.coordinator) == (f"{name} left", name)
     (seek,) = told.resets
     assert (seek.by, [change.after for change in seek.changes]) == ("a", [2])
-    assert px.groups.explain("billing", limit=1).rebalances == told.rebalances[-1:]
+    for limit in range(1, len(told.rebalances) + 2):
+        newest = px.groups.explain("billing", limit=limit)
+        assert len(newest.rebalances) + len(newest.resets) == limit
+        assert newest.rebalances == told.rebalances[len(told.rebalances) - len(newest.rebalances) :]
+        assert newest.resets in {(), told.resets}
+    assert newest == told
     with pytest.raises(pxrs.InvalidRequest):
         px.groups.explain("billing", limit=0)
 

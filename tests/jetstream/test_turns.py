@@ -184,7 +184,7 @@ def test_a_word_that_nobody_keeps_up_stops_no_one(log: JetStreamLog, url: str, w
     other = opened(url)
 
     async def say() -> None:
-        other._wire.tell(f"{other._topics.bell('t-1')}.0.turn", word)
+        other._wire.tell(f"{other._topics.hint_prefix('t-1')}.0.turn", word)
 
     other._run(say())
     append(other, HERE, batch(b"a"))

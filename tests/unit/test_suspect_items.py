@@ -10,16 +10,16 @@ import pytest
 
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.running import suspect_items
-from pxrs.running.suspect_items import Turns
+from pxrs.running.suspect_items import WorkerTurns
 
 PATIENCE = 30.0
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+def turns(monkeypatch: pytest.MonkeyPatch) -> WorkerTurns:
     monkeypatch.setattr(suspect_items, "_LOOK_AGAIN", 0.05)
     monkeypatch.setattr(suspect_items, "_LOOK_EVERY", 0.01)
-    return Turns(SYSTEM_CLOCK)
+    return WorkerTurns(SYSTEM_CLOCK)
 
 
 def always() -> bool:
@@ -36,11 +36,11 @@ def at_the_second_look() -> Callable[[], bool]:
     return lambda: next(looks, True)
 
 
-def begins(turns: Turns, who: str) -> bool:
+def begins(turns: WorkerTurns, who: str) -> bool:
     return turns.begin(who, always, at_the_second_look())
 
 
-def test_many_at_once_or_one_alone(turns: Turns) -> None:
+def test_many_at_once_or_one_alone(turns: WorkerTurns) -> None:
     assert begins(turns, "a")
     assert begins(turns, "b")
     assert not turns.be_alone("a", never)
@@ -51,7 +51,7 @@ def test_many_at_once_or_one_alone(turns: Turns) -> None:
     assert begins(turns, "b")
 
 
-def test_who_wants_to_be_alone_is_not_starved(turns: Turns) -> None:
+def test_who_wants_to_be_alone_is_not_starved(turns: WorkerTurns) -> None:
     """Nobody begins while it looks whether it still wants to, however long the others take."""
     assert begins(turns, "a")
     assert begins(turns, "long")
@@ -61,7 +61,7 @@ def test_who_wants_to_be_alone_is_not_starved(turns: Turns) -> None:
     assert begins(turns, "next")
 
 
-def test_two_who_want_to_be_alone_are_so_in_turn(turns: Turns) -> None:
+def test_two_who_want_to_be_alone_are_so_in_turn(turns: WorkerTurns) -> None:
     for who in ("a", "b"):
         assert begins(turns, who)
     alone, may_end = threading.Semaphore(0), threading.Semaphore(0)
@@ -86,7 +86,7 @@ def test_two_who_want_to_be_alone_are_so_in_turn(turns: Turns) -> None:
         assert [each.result(PATIENCE) for each in both] == [True, True]
 
 
-def test_who_holds_nothing_any_more_is_not_waited_for(turns: Turns) -> None:
+def test_who_holds_nothing_any_more_is_not_waited_for(turns: WorkerTurns) -> None:
     held = True
     assert turns.begin("late", lambda: held, never)
     assert begins(turns, "a")
@@ -103,7 +103,7 @@ def test_who_holds_nothing_any_more_is_not_waited_for(turns: Turns) -> None:
     assert turns.be_alone("a", never)
 
 
-def test_who_stops_has_no_turn_and_is_in_nobodys_way(turns: Turns) -> None:
+def test_who_stops_has_no_turn_and_is_in_nobodys_way(turns: WorkerTurns) -> None:
     assert begins(turns, "a")
     assert begins(turns, "b")
     assert not turns.be_alone("a", always)

@@ -55,7 +55,7 @@ class UnitOfWork(Generic[Value]):
         self._begin = begin
         self._around = around
         # The blocking unit of work, and its unseen items, once it has begun.
-        self._begun: blocking.UnseenItems[Value] | None = None
+        self._begun: blocking.UnreportedItems[Value] | None = None
         self._own: Calls | None = None
         self._calls = 0
         self._ran_sql = False
@@ -191,7 +191,7 @@ class UnitOfWork(Generic[Value]):
 
     async def __aenter__(self) -> Self:
         if self._begun is None:
-            self._begun = blocking.UnseenItems(await self._call(self._begin))
+            self._begun = blocking.UnreportedItems(await self._call(self._begin))
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -232,7 +232,7 @@ class UnitOfWork(Generic[Value]):
     def _blocking(self) -> blocking.UnitOfWork[Value]:
         return self._running().work
 
-    def _running(self) -> blocking.UnseenItems[Value]:
+    def _running(self) -> blocking.UnreportedItems[Value]:
         if self._begun is None:
             raise InvalidRequest("`async with` the transaction, or `await` it, before it is used")
         return self._begun
@@ -249,7 +249,7 @@ class Transaction(UnitOfWork[str | bytes]):
     """
 
     def __init__(self, tx: consuming.Transaction, on_change: Callable[[bool], None]) -> None:
-        self._unseen = blocking.UnseenItems(tx)
+        self._unreported = blocking.UnreportedItems(tx)
         self._on_change = on_change
         self._thread: Calls | None = None
         waiters = QueueWaiters(tx._context.stores.queues)
@@ -285,7 +285,7 @@ class Transaction(UnitOfWork[str | bytes]):
         except BaseException:
             self._let_go()
             raise
-        self._begun = self._unseen
+        self._begun = self._unreported
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -295,14 +295,14 @@ class Transaction(UnitOfWork[str | bytes]):
     async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             # In its turn: a statement that a cancelled call has left behind is finished first.
-            leave = partial(self._unseen.work.__exit__, kind, error, trace)
-            await self._done(self._start(partial(self._unseen.end, leave)))
+            leave = partial(self._unreported.work.__exit__, kind, error, trace)
+            await self._done(self._start(partial(self._unreported.end, leave)))
         finally:
             self._let_go()
 
     async def _end(self, how: Callable[[], None]) -> None:
         """End it; the thread stays: it has to leave the block, too."""
-        await self._done(self._start(partial(self._unseen.end, how)))
+        await self._done(self._start(partial(self._unreported.end, how)))
 
     def _let_go(self) -> None:
         assert self._thread is not None

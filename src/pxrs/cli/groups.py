@@ -130,7 +130,7 @@ def explain(settings: Settings, group: str, limit: int) -> None:
     out = console()
     events = [(each.at_ms, partial(_print_rebalance, out, each)) for each in told.rebalances]
     events += [(each.at_ms, partial(_print_reset, out, each)) for each in told.resets]
-    for at_ms, show in sorted(events, key=lambda event: event[0])[-limit:]:
+    for at_ms, show in sorted(events, key=lambda event: event[0]):
         out.print(human_time(at_ms), style="dim", end="  ")
         show()
 
@@ -138,7 +138,7 @@ def explain(settings: Settings, group: str, limit: int) -> None:
 def _print_rebalance(out: Console, event: Rebalance) -> None:
     out.print(f"generation {event.generation}", style="bold", end="")
     out.print(f": {event.reason} (computed by {event.coordinator})")
-    _print_changes(out, event.moves, lambda member: member or "nobody")
+    _print_changes(out, event.moves, lambda member: member or "no member")
 
 
 def _print_reset(out: Console, event: GroupReset) -> None:

@@ -40,7 +40,7 @@ from pxrs.types import (
 # The key order of a fifo queue's items: there is only one.
 FIFO_KEY_ORDER = ""
 LIVE = (ItemState.READY, ItemState.DELAYED, ItemState.HELD, ItemState.WAITING)
-LOOSE = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
+NOT_HELD = (ItemState.READY, ItemState.DELAYED, ItemState.WAITING)
 # For how long at least after a session's end a store knows the outcome of its units.
 REMEMBERED_FOR = 600.0
 DIED_HOLDING = "its holder died, or held it for too long"

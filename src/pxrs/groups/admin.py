@@ -241,15 +241,27 @@ class Groups:
         return max(0.0, (self._clock.wall_ms() - messages[0].timestamp) / 1000)
 
     def explain(self, group: str, limit: int = 20) -> GroupHistory:
-        """Return the history of the group: its last generations, resets and seeks."""
+        """Return the history of the group: its last generations, resets and seeks.
+
+        `limit` counts all of them together; the newest are returned.
+        """
         check_whole("limit", limit, least=1)
         self._find(group)
         moves = [decode(each, Move) for each in self._coord.list(history_prefix(group))]
         resets = together(self._coord.list(resets_prefix(group)))
+        first_move, first_reset = len(moves), len(resets)
+        # From the end, not sorted: clocks of members differ, and each list is in the right order.
+        for _ in range(min(limit, len(moves) + len(resets))):
+            if not first_reset or (
+                first_move and moves[first_move - 1].at_ms >= resets[first_reset - 1].at_ms
+            ):
+                first_move -= 1
+            else:
+                first_reset -= 1
         return GroupHistory(
             name=group,
-            rebalances=tuple(rebalance(move) for move in moves[-limit:]),
-            resets=tuple(resets[-limit:]),
+            rebalances=tuple(rebalance(move) for move in moves[first_move:]),
+            resets=tuple(resets[first_reset:]),
         )
 
     # Changing

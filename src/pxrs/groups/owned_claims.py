@@ -136,7 +136,7 @@ class OwnedClaims:
         # for each other.
         self.beside: int | None = None
         self.wanted = False
-        self._held: dict[TopicPartition, OwnedClaim] = {}
+        self._owned: dict[TopicPartition, OwnedClaim] = {}
         self._doubts: dict[TopicPartition, Doubt] = {}
         self._me = Me("", "")
 
@@ -144,7 +144,7 @@ class OwnedClaims:
         """Start anew under another id: this member owns nothing from before any more."""
         with self.lock:
             self._me = me
-            self._held = {}
+            self._owned = {}
             self._doubts = {}
 
     def refuse_inside_transaction(self) -> None:
@@ -160,10 +160,10 @@ class OwnedClaims:
     @property
     def parts(self) -> frozenset[TopicPartition]:
         """The partitions owned, as far as this member knows."""
-        return frozenset(self._held)
+        return frozenset(self._owned)
 
     def get(self, part: TopicPartition) -> OwnedClaim | None:
-        return self._held.get(part)
+        return self._owned.get(part)
 
     @property
     def doubts(self) -> dict[TopicPartition, Doubt]:
@@ -198,7 +198,7 @@ class OwnedClaims:
         """Forget claims that another member owns now."""
         with self.lock:
             for part in parts:
-                self._held.pop(part, None)
+                self._owned.pop(part, None)
 
     def take(
         self,
@@ -214,13 +214,13 @@ class OwnedClaims:
                 for part, (key, record) in found.items()
             ]
             applied = self._apply(steps, None, (guard,))
-            self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
+            self._owned |= {owned_claim.part: owned_claim for owned_claim in applied.written}
             return applied
 
     def commit(self, marks: Mapping[TopicPartition, Mark]) -> Applied:
         """Move checkpoints forward, all in one commit; never back."""
         return self._change(
-            marks, lambda held, stamp: claims.advance(held, *marks[held.part], stamp)
+            marks, lambda owned, stamp: claims.advance(owned, *marks[owned.part], stamp)
         )
 
     def pin(self, checkpoints: Mapping[TopicPartition, int]) -> Applied:
@@ -229,7 +229,7 @@ class OwnedClaims:
         If an earlier try had no answer and was done, its checkpoints count.
         """
         return self._change(
-            checkpoints, lambda held, stamp: claims.pin(held, checkpoints[held.part], stamp)
+            checkpoints, lambda owned, stamp: claims.pin(owned, checkpoints[owned.part], stamp)
         )
 
     def release(
@@ -240,10 +240,10 @@ class OwnedClaims:
     ) -> Applied:
         """Write the final checkpoints and release, in one commit that includes `also`."""
 
-        def release(held: OwnedClaim, stamp: Stamp) -> Step:
-            mark = marks[held.part] or Mark(-1)
+        def release(owned: OwnedClaim, stamp: Stamp) -> Step:
+            mark = marks[owned.part] or Mark(-1)
             checkpoint = mark.checkpoint if mark.checkpoint >= 0 else None
-            return claims.release(held, checkpoint, mark.done, stamp)
+            return claims.release(owned, checkpoint, mark.done, stamp)
 
         with self.lock:
             applied = self._change(marks, release, guard, also)
@@ -254,46 +254,46 @@ class OwnedClaims:
         """The writes of `commit`, for a transaction that makes them itself. Under the lock."""
         stamp = self._stamp()
         return [
-            claims.advance(self._held[part], *mark, stamp)
+            claims.advance(self._owned[part], *mark, stamp)
             for part, mark in marks.items()
-            if part in self._held
+            if part in self._owned
         ]
 
     def steps_to_touch(self, parts: Iterable[TopicPartition]) -> list[Step]:
         """Writes that change nothing, after which no earlier write can land. Under the lock."""
         stamp = self._stamp()
-        return [claims.touch(self._held[part], stamp) for part in parts]
+        return [claims.touch(self._owned[part], stamp) for part in parts]
 
     def refresh(self, found: Iterable[OwnedClaim]) -> dict[TopicPartition, OwnedClaim]:
         """Adopt owned claims from the store; returns those with another checkpoint than known."""
         with self.lock:
             moved = {}
             for owned_claim in found:
-                if mark_of(owned_claim) != mark_of(self._held[owned_claim.part]):
+                if mark_of(owned_claim) != mark_of(self._owned[owned_claim.part]):
                     moved[owned_claim.part] = owned_claim
-                self._held[owned_claim.part] = owned_claim
+                self._owned[owned_claim.part] = owned_claim
                 self._doubts.pop(owned_claim.part, None)
             return moved
 
     def seek(self, part: TopicPartition, checkpoint: int, also: Sequence[Write]) -> Applied:
         """Set a checkpoint, forward or back: explicit, and recorded by `also`."""
         return self._change_with(
-            part, lambda held: claims.seek(held, checkpoint, self._stamp()), also
+            part, lambda owned: claims.seek(owned, checkpoint, self._stamp()), also
         )
 
     def commit_with(self, part: TopicPartition, mark: Mark, also: Sequence[Write]) -> Applied:
         """Move one checkpoint forward, and write `also` in the same commit if it is still owned."""
         return self._change_with(
-            part, lambda held: claims.advance(held, *mark, self._stamp()), also
+            part, lambda owned: claims.advance(owned, *mark, self._stamp()), also
         )
 
     def _change_with(self, part: TopicPartition, build: Rebuild, also: Sequence[Write]) -> Applied:
         with self.lock:
-            held = self._held.get(part)
-            if held is None:
+            owned = self._owned.get(part)
+            if owned is None:
                 return Applied([], frozenset([part]))
             # Not by `_change`: if the claim is lost, `also` must not be written without it.
-            step = build(held)
+            step = build(owned)
             while True:
                 try:
                     outcome = self._send([step], (), also)
@@ -303,12 +303,12 @@ class OwnedClaims:
                         self.drop([part])
                     raise
                 if isinstance(outcome, Committed):
-                    self._held[part] = step.done(outcome.versions[step.put.key])
-                    return Applied([self._held[part]], frozenset())
+                    self._owned[part] = step.done(outcome.versions[step.put.key])
+                    return Applied([self._owned[part]], frozenset())
                 verdict = claims.judge(step, self._me.id, outcome.current[step.put.key])
                 if isinstance(verdict, Happened):
-                    self._held[part] = step.done(verdict.version)
-                    return Applied([self._held[part]], frozenset())
+                    self._owned[part] = step.done(verdict.version)
+                    return Applied([self._owned[part]], frozenset())
                 if not isinstance(verdict, Behind):
                     self.drop([part])
                     return Applied([], frozenset([part]))
@@ -317,7 +317,7 @@ class OwnedClaims:
     def wrote(self, steps: Iterable[Step], versions: Mapping[str, int]) -> None:
         """Note what a transaction has committed."""
         for step in steps:
-            self._held[step.part] = step.done(versions[step.put.key])
+            self._owned[step.part] = step.done(versions[step.put.key])
             self._doubts.pop(step.part, None)
 
     def doubt(self, steps: Sequence[Step]) -> None:
@@ -336,10 +336,10 @@ class OwnedClaims:
         """Write the changes that `build` makes of these claims, and note them."""
         with self.lock:
             stamp = self._stamp()
-            steps = [build(self._held[part], stamp) for part in parts if part in self._held]
-            unknown = frozenset(part for part in parts if part not in self._held)
-            applied = self._apply(steps, lambda held: build(held, stamp), guard, also)
-            self._held |= {owned_claim.part: owned_claim for owned_claim in applied.written}
+            steps = [build(self._owned[part], stamp) for part in parts if part in self._owned]
+            unknown = frozenset(part for part in parts if part not in self._owned)
+            applied = self._apply(steps, lambda owned: build(owned, stamp), guard, also)
+            self._owned |= {owned_claim.part: owned_claim for owned_claim in applied.written}
             self.drop(applied.lost)
             return Applied(applied.written, applied.lost | unknown, applied.stale)
 

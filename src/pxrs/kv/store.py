@@ -25,6 +25,7 @@ from pxrs.core.kv import (
     Written,
 )
 from pxrs.core.records import decode
+from pxrs.core.retry import Backoff
 from pxrs.errors import InvalidRequest, OutcomeUnknown, PxrsError, TransactionConflict, quoted
 from pxrs.kv.group_commit import GroupCommit, Waiting
 from pxrs.kv.timers import Timers
@@ -41,8 +42,7 @@ _STALE = 1.0
 _MOST_SEEN = 10_000
 # How long a write is retried while others write to its shard.
 _PATIENCE = 30.0
-_PAUSE = 0.002
-_LONGEST_PAUSE = 0.1
+_PAUSES = Backoff(first=0.008, longest=0.1, jitter=1.0)
 _MOST_TOGETHER = 1000
 _MOST_WRITERS = 10_000
 # Up to this many heads are read one by one before a commit.
@@ -346,8 +346,7 @@ class KeyValues:
             # The first conflict only shows what was not known. After it, others write there, too.
             if tries > 1:
                 self._most = max(1, len(batch) // 2)
-                longest = min(_PAUSE * 2 ** min(tries, 10), _LONGEST_PAUSE)
-                threading.Event().wait(longest * CHANCE.random())
+                threading.Event().wait(_PAUSES.delay(tries - 1, CHANCE))
         raise AssertionError("unreachable")
 
     def _attempt(

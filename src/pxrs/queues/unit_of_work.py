@@ -629,7 +629,7 @@ class UnitOfWork(Generic[Value]):
             raise
 
 
-class UnseenItems(Generic[Value]):
+class UnreportedItems(Generic[Value]):
     """The items that a transaction took for a task on an event loop, until the task has them.
 
     A blocking `take` hands its items to its caller. A task can be cancelled while a thread takes

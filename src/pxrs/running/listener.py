@@ -40,7 +40,7 @@ from pxrs.running.dead_letters import printable, words_of
 from pxrs.running.handle import WorkerThreads
 from pxrs.running.handler_results import refuse_unfinished
 from pxrs.running.job import ListenJob
-from pxrs.running.suspect_items import Turns
+from pxrs.running.suspect_items import WorkerTurns
 from pxrs.stores.api import QueueStore, Watch
 
 Handler = Callable[[Item, UnitOfWork], Any]
@@ -57,7 +57,7 @@ class Listener:
         job: ListenJob,
         queues: QueueStore,
         begin: Callable[[], UnitOfWork],
-        turns: Turns,
+        turns: WorkerTurns,
         clock: Clock,
     ) -> None:
         self._handler = job.handler

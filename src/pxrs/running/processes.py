@@ -79,7 +79,7 @@ def _refuse_memory(url: str) -> None:
         raise ConfigError("processes can't share memory://; use a file, or threads (workers=…)")
 
 
-class Worker:
+class WorkerProcess:
     """A worker process, and its reports: that it has begun, and why it gave up."""
 
     def __init__(self, process: BaseProcess, reports: Connection[Any, Any]) -> None:
@@ -175,7 +175,7 @@ class Workers:
                 self._context, job.workers, job.retry.attempts, decoder
             )
         self._count = count
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._due: dict[int, float] = {}
         self._last_deaths: dict[int, Death] = {}
         self._restarts = Restarts()
@@ -261,7 +261,7 @@ class Workers:
             self._workers[number] = self._start(number)
             del self._due[number]
 
-    def _start(self, number: int) -> Worker:
+    def _start(self, number: int) -> WorkerProcess:
         reports, reporting = self._context.Pipe(duplex=False)
         target = self._target
         if self._suspects is not None and isinstance(target, WorkerJob):
@@ -274,7 +274,7 @@ class Workers:
         # Closed here, so that its end is the end of the reports.
         with reporting, _interrupts_blocked():
             process.start()
-        return Worker(process, reports)
+        return WorkerProcess(process, reports)
 
 
 @contextmanager

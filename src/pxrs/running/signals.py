@@ -38,11 +38,11 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _ears.add(stop)
+    _handlers.add(stop)
     try:
         yield
     finally:
-        _ears.remove(stop)
+        _handlers.remove(stop)
 
 
 def wait_awake(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
@@ -61,7 +61,7 @@ def wait_awake(wait: Callable[[float | None], bool], timeout: float | None) -> b
             return False
 
 
-class _Ears:
+class _SignalHandlers:
     """Handles signals for all blocks that are open. Only the main thread calls this.
 
     A second SIGINT does what it always does: a user at a terminal will not wait. A second
@@ -72,17 +72,17 @@ class _Ears:
     def __init__(self) -> None:
         self._stops: list[Stop] = []
         self._before: dict[int, Any] = {}
-        self._heard: SimpleQueue[tuple[Stop, ...]] = SimpleQueue()
+        self._noted: SimpleQueue[tuple[Stop, ...]] = SimpleQueue()
         self._interrupted = False
-        self._hear = self._on_signal  # one object, to be recognised
+        self._installed = self._on_signal  # one object, to be recognised
 
     def add(self, stop: Stop) -> None:
         self._stops.append(stop)
         if len(self._stops) == 1:
             self._interrupted = False
-            self._heard = SimpleQueue()
+            self._noted = SimpleQueue()
             threading.Thread(
-                target=_stop_each, args=(self._heard,), name="pxrs-signals", daemon=True
+                target=_stop_each, args=(self._noted,), name="pxrs-signals", daemon=True
             ).start()
             for number in _NUMBERS:
                 self._listen_to(number)
@@ -92,9 +92,9 @@ class _Ears:
             while self._before:
                 number, before = self._before.popitem()
                 # A handler that the program has installed meanwhile stays.
-                if signal.getsignal(number) is self._hear:
+                if signal.getsignal(number) is self._installed:
                     signal.signal(number, before)
-            self._heard.put(())
+            self._noted.put(())
         self._stops.remove(stop)
 
     def _listen_to(self, number: int) -> None:
@@ -102,25 +102,25 @@ class _Ears:
         # A handler that was not installed by Python could not be restored: it is left alone.
         if before is not None:
             self._before[number] = before
-            signal.signal(number, self._hear)
+            signal.signal(number, self._installed)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)
         impatient = number == signal.SIGINT and self._interrupted
         self._interrupted |= number == signal.SIGINT
         # Another thread calls them: they need locks, which this one may hold. `put` needs none.
-        self._heard.put(tuple(self._stops))
+        self._noted.put(tuple(self._stops))
         if callable(before) and before not in _DEFAULTS:
             before(number, frame)
         elif impatient:
             signal.default_int_handler(number, frame)
 
 
-def _stop_each(heard: SimpleQueue[tuple[Stop, ...]]) -> None:
+def _stop_each(noted: SimpleQueue[tuple[Stop, ...]]) -> None:
     """Call the stop functions for each signal, until no block is open."""
-    while stops := heard.get():
+    while stops := noted.get():
         for stop in stops:
             stop()
 
 
-_ears = _Ears()
+_handlers = _SignalHandlers()

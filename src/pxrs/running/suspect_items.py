@@ -19,7 +19,7 @@ _LOOK_EVERY = 0.25
 _LOOK_AGAIN = 1.0
 
 
-class Turns:
+class WorkerTurns:
     """The turns of all listeners' workers under one object. Thread-safe.
 
     `holds` of a worker with a turn tells whether it holds anything: a handler that has gone on for

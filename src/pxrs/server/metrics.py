@@ -170,7 +170,8 @@ class Metrics:
                 last = 0  # it was deleted and made again
             if generation > last:
                 try:
-                    history = await px.groups.explain(group, HISTORY_LENGTH)
+                    # All: as many resets are kept, and the limit counts them, too.
+                    history = await px.groups.explain(group, 2 * HISTORY_LENGTH)
                 except PxrsError as error:
                     if error.retryable:
                         raise  # this group and the rest are counted by the next look

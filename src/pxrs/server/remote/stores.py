@@ -132,7 +132,7 @@ _FROZEN = 2.0
 COPIES = 2
 
 
-class Held(NamedTuple):
+class HeldSession(NamedTuple):
     """A session of a client, and the stream of this node that renewed it last.
 
     `lent` is the same session, if it can be gone on with through another node.
@@ -178,7 +178,7 @@ class StoreService:
         # another one has to wake up and to get the interpreter, which costs more than the write.
         few = _WRITERS if isinstance(stores.coord, GivesWay) else None
         self.writers = WarmThreads(_THREADS, "pxrs-v1-writer", few)
-        self.sessions: dict[str, Held] = {}
+        self.sessions: dict[str, HeldSession] = {}
         self.lock = threading.Lock()
         self._streams: set[Stream] = set()
         self._beat = SYSTEM_CLOCK.monotonic()
@@ -610,9 +610,9 @@ class Stream:
         coord = self._service.stores.coord
         if isinstance(coord, LendsSessions):
             lent = coord.lend(ttl)
-            held = Held(lent, self, lent)
+            held = HeldSession(lent, self, lent)
         else:
-            held = Held(coord.session(ttl), self)
+            held = HeldSession(coord.session(ttl), self)
         if not self._hold(held):
             held.abandon()
         return held.session.id
@@ -632,14 +632,14 @@ class Stream:
             if session in self._service.sessions and not self._over:
                 self._service.sessions[session] = held._replace(stream=self)
 
-    def _adopted(self, session: str) -> Held:
+    def _adopted(self, session: str) -> HeldSession:
         coord = self._service.stores.coord
         if not isinstance(coord, LendsSessions):
             raise SessionLost(f"session {session} is not held by this node; open a new one")
         lent = coord.adopt(session)
-        return Held(lent, self, lent)
+        return HeldSession(lent, self, lent)
 
-    def _hold(self, held: Held) -> bool:
+    def _hold(self, held: HeldSession) -> bool:
         """Keep the session for the client; false if that has gone, or there are too many.
 
         Then nobody notices if the client dies, and its session ends by its time.

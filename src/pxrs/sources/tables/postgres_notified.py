@@ -39,8 +39,8 @@ class NotifiedWatch:
         self._changes = changes
         self._is_waiting = is_waiting
         self._origin = Origin("watch")
-        self._ringing, self._bell = socket.socketpair()
-        self._ringing.setblocking(False)
+        self._woken_socket, self._wake_socket = socket.socketpair()
+        self._woken_socket.setblocking(False)
         self._woken = False
         self._closed = False
         # Held by the thread that waits; a second thread that closes comes after it.
@@ -79,12 +79,12 @@ class NotifiedWatch:
         """Wait `seconds`, or until a notification; returns whether one came."""
         self._listen()
         poll = select.poll()
-        poll.register(self._ringing, select.POLLIN)
+        poll.register(self._woken_socket, select.POLLIN)
         if self._db is not None:
             poll.register(self._db.fileno(), select.POLLIN)
         ready = poll.poll(seconds * 1000)
         with suppress(BlockingIOError):
-            self._ringing.recv(4096)
+            self._woken_socket.recv(4096)
         if self._db is not None:
             try:
                 for _ in self._db.notifies(timeout=0):
@@ -114,7 +114,7 @@ class NotifiedWatch:
     def wake(self) -> None:
         self._woken = True
         with suppress(OSError):
-            self._bell.send(b"!")
+            self._wake_socket.send(b"!")
 
     def close(self) -> None:
         if self._origin.is_parent:
@@ -123,5 +123,5 @@ class NotifiedWatch:
         self.wake()
         with self._lock:
             self._hang_up()
-            self._ringing.close()
-            self._bell.close()
+            self._woken_socket.close()
+            self._wake_socket.close()

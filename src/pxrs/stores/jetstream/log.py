@@ -116,7 +116,7 @@ class JetStreamLog:
         ends = Ends(streams, self._topics)
         self._reading = Reading(streams, ends)
         self._looks = Looks(streams, self._reading)
-        self._turns = Turns(self._wire, self._topics.bell, settings.timeout, clock)
+        self._turns = Turns(self._wire, self._topics.hint_prefix, settings.timeout, clock)
         self._appending = Appending(streams, self._topics, ends, self._turns, clock)
         self._listener = ChangeListener(self._run, streams, self._topics)
 

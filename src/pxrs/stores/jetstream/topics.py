@@ -234,13 +234,13 @@ class Topics:
         self._clock = clock
         self._found: dict[str, Topic] = {}
 
-    def bell(self, topic_id: str) -> str:
+    def hint_prefix(self, topic_id: str) -> str:
         """The prefix of the topic's subjects for hints, under which nothing is stored."""
         return f"{self._settings.prefix}-bell.{token(topic_id)}"
 
     def hints(self, where: LogPartition) -> str:
         """The subject on which the server announces a partition's new batches."""
-        return f"{self.bell(where.topic_id)}.{where.partition}"
+        return f"{self.hint_prefix(where.topic_id)}.{where.partition}"
 
     def stream(self, topic_id: str) -> str:
         """The name of a topic's stream."""
@@ -417,7 +417,7 @@ class Topics:
             "deny_delete": True,
             "republish": {
                 "src": f"{root}.b.*",
-                "dest": f"{self.bell(topic_id)}.{{{{wildcard(1)}}}}",
+                "dest": f"{self.hint_prefix(topic_id)}.{{{{wildcard(1)}}}}",
                 "headers_only": True,
             },
             "metadata": {

@@ -12,7 +12,7 @@ from pxrs.clock import Clock
 from pxrs.core.queue import (
     DIED_HOLDING,
     LIVE,
-    LOOSE,
+    NOT_HELD,
     USED_UP,
     Picked,
     QueueItem,
@@ -297,7 +297,7 @@ class MemoryQueues:
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
         with self._lock:
-            return self._remove(queue, ids, (*LOOSE, ItemState.DEAD))
+            return self._remove(queue, ids, (*NOT_HELD, ItemState.DEAD))
 
     def redrive(self, queue: str, ids: Sequence[int]) -> int:
         with self._lock:
@@ -331,7 +331,7 @@ class MemoryQueues:
         with self._lock:
             found = self._queues.get(queue)
             ids = list(found.items) if found is not None else []
-            return self._remove(queue, ids, states_or(states, LOOSE))
+            return self._remove(queue, ids, states_or(states, NOT_HELD))
 
     def watch(self, *queues: str) -> Watch:
         with self._lock:

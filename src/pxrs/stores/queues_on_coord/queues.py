@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pxrs.clock import SYSTEM_CLOCK, Clock
 from pxrs.core.queue import (
     LIVE,
-    LOOSE,
+    NOT_HELD,
     delay_ms,
     held_in,
     is_suspect,
@@ -385,10 +385,10 @@ class RecipeQueues:
         return list(islice(shown_items(self._coord, at, wanted, first, page, now_ms), most))
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
-        return self._remove(Layout(queue), set(ids), (*LOOSE, ItemState.DEAD))
+        return self._remove(Layout(queue), set(ids), (*NOT_HELD, ItemState.DEAD))
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
-        return self._remove(Layout(queue), None, states_or(states, LOOSE))
+        return self._remove(Layout(queue), None, states_or(states, NOT_HELD))
 
     def _remove(self, at: Layout, ids: set[int] | None, states: Sequence[ItemState]) -> int:
         """Remove items, the last of each key first: else every removal would show another."""

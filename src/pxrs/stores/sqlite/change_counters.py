@@ -34,7 +34,7 @@ _SIZE = _WATCHED_AT + _SLOTS
 _COUNTER = struct.Struct("=Q")
 
 
-class Holder(NamedTuple):
+class WriterHolder(NamedTuple):
     """The process that holds the writer, and the host's monotonic time when it took it."""
 
     pid: int
@@ -77,9 +77,9 @@ class Control:
         self._closing = threading.Lock()
 
     @property
-    def holder(self) -> Holder | None:
+    def holder(self) -> WriterHolder | None:
         pid, since = _HOLDER.unpack_from(self._map, 0)
-        return Holder(pid, since) if pid else None
+        return WriterHolder(pid, since) if pid else None
 
     def set_holder(self, pid: int, since: float) -> None:
         _HOLDER.pack_into(self._map, 0, pid, since)

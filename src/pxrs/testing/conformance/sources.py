@@ -48,7 +48,7 @@ class SourceWriter(Protocol):
         ...
 
 
-class Held(Protocol):
+class HiddenRows(Protocol):
     """Rows that have their offsets and can't be seen yet."""
 
     def commit(self) -> None:
@@ -64,7 +64,7 @@ class Held(Protocol):
 class HoldsRows(Protocol):
     """A `SourceWriter` whose rows get offsets before they are visible: mostly to tables."""
 
-    def hold(self, rows: Sequence[NewRow]) -> Held:
+    def hold(self, rows: Sequence[NewRow]) -> HiddenRows:
         """Write the rows but keep them invisible, while others write."""
         ...
 
@@ -447,28 +447,28 @@ def check_rows_are_final_under_writers(lab: SourceLab) -> None:
 
 def check_held_rows_are_not_skipped(lab: SourceLab) -> None:
     """A row that has its offset and is committed later is read, before all above it."""
-    _hold(lab, lambda held: held.commit(), 9)
+    _hold(lab, lambda rows: rows.commit(), 9)
 
 
 def check_abandoned_rows_hold_up_nobody(lab: SourceLab) -> None:
     """Offsets of abandoned rows become a gap once that is known, and block nothing."""
-    _hold(lab, lambda held: held.abandon(), 7)
+    _hold(lab, lambda rows: rows.abandon(), 7)
 
 
-def _hold(lab: SourceLab, end: Callable[[Held], None], count: int) -> None:
+def _hold(lab: SourceLab, end: Callable[[HiddenRows], None], count: int) -> None:
     writer = lab.writer()
     if not isinstance(writer, HoldsRows):
         return
     source, other = lab.open(), lab.writer()
     other.append(_rows(0, 3))
     found = _await(lab, source, 3)
-    held = writer.hold(_rows(3, 2))
+    hidden = writer.hold(_rows(3, 2))
     other.append(_rows(5, 4))
     early, place = _read_to(source, found[-1][0] + 1)
     late_handle = lab.open()
     also_early, also_place = _read_to(late_handle, found[-1][0] + 1)
     watch = source.watch()
-    end(held)
+    end(hidden)
     must_wake(lab, watch, "the end of a writer")
     watch.close()
     rest = _await(lab, source, count - 3 - len(early), place)

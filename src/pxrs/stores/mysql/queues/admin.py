@@ -10,7 +10,7 @@ from typing import Any
 
 from pxrs.core.queue import (
     LIVE,
-    LOOSE,
+    NOT_HELD,
     REMEMBERED_FOR,
     is_suspect,
     page_size,
@@ -117,13 +117,13 @@ class QueueUpkeep:
         return [_stored(row) for row in rows]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
-        states = (*LOOSE, ItemState.DEAD)
+        states = (*NOT_HELD, ItemState.DEAD)
         gone = self._database.write(lambda connection: _discard(connection, queue, ids, states))
         self._changes.ring(QUEUE, [queue])
         return gone
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
-        wanted = states_or(states, LOOSE)
+        wanted = states_or(states, NOT_HELD)
         total = 0
         ids = self._last(queue, wanted, _BEYOND)
         while ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pxrs.core.queue import LIVE, LOOSE, page_size, require_same, states_or, validate_name
+from pxrs.core.queue import LIVE, NOT_HELD, page_size, require_same, states_or, validate_name
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Row
 from pxrs.stores.rows import DEAD, DELAYED, READY, counted, numbers_of, possible, stored
@@ -103,10 +103,10 @@ class QueueUpkeep:
         return [_stored(row) for row in rows]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
-        return self._discard(queue, ids, (*LOOSE, ItemState.DEAD))
+        return self._discard(queue, ids, (*NOT_HELD, ItemState.DEAD))
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
-        wanted = states_or(states, LOOSE)
+        wanted = states_or(states, NOT_HELD)
         total, before = 0, _BEYOND
         # From the end: removing a lane from its front would show each of its items.
         while True:

@@ -10,7 +10,7 @@ from typing import Any
 from pxrs.clock import Clock
 from pxrs.core.queue import (
     LIVE,
-    LOOSE,
+    NOT_HELD,
     page_size,
     require_same,
     states_or,
@@ -124,11 +124,11 @@ class QueueUpkeep:
         return [self._stored(item, now_ms) for item in items]
 
     def drop(self, queue: str, ids: Sequence[int]) -> int:
-        states = (*LOOSE, ItemState.DEAD)
+        states = (*NOT_HELD, ItemState.DEAD)
         return self._database.write(lambda turn: self._discard(turn, queue, ids, states))
 
     def purge(self, queue: str, states: Sequence[ItemState] = ()) -> int:
-        wanted = states_or(states, LOOSE)
+        wanted = states_or(states, NOT_HELD)
         total = 0
         ids = self._latest(queue, wanted, None)
         while ids:
