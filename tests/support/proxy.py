@@ -10,7 +10,7 @@ from types import TracebackType
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
-# A slow link takes so much, or more, before it has passed it on, and passes it on so often in a second.
+# A slow link takes so much, or more, before it has passed it on; it does so that often in a second.
 _LITTLE = 1 << 14
 _OFTEN = 50
 
