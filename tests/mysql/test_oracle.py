@@ -42,13 +42,14 @@ def both_ways(statement: str) -> list[str]:
     return [queue_statements.standing(statement, states) for states in ([READY, DEAD], [DELAYED])]
 
 
+_OF_SCHEMA = ("FOUND_VERSION", "FIRST_META", "FIRST_IDENTITY", "IDENTITY", "SET_VERSION")
 EVERY = {
     f"{module.__name__.removeprefix('pxrs.stores.mysql.')} {name} {number}": text
     for module in (statements, queue_statements)
     for name, statement in named(module).items()
     if not name.startswith("_")
     for number, text in enumerate(both_ways(statement) if "{" in statement else [statement])
-} | {name: getattr(schema, name) for name in ("FOUND_VERSION", "FIRST_META", "SET_VERSION")}
+} | {name: getattr(schema, name) for name in _OF_SCHEMA}
 
 
 def test_every_statement_is_found() -> None:
@@ -107,7 +108,7 @@ def test_time_is_the_servers() -> None:
 
 
 def test_tables() -> None:
-    kept = {"pxrs_coord", "pxrs_sessions", "pxrs_meta", "pxrs_queues"}
+    kept = {"pxrs_coord", "pxrs_sessions", "pxrs_meta", "pxrs_identity", "pxrs_queues"}
     assert set(_TABLES) == kept | {f"pxrs_queue_{name}" for name in ("items", "commits", "seen")}
     tables = {text.split()[2]: text for text in TABLES if text.startswith("CREATE TABLE")}
     assert "item_key VARCHAR2(1024 CHAR)" in tables["pxrs_queue_items"]

@@ -201,8 +201,9 @@ def test_tables_of_the_first_version_get_queues(mariadb_url: str) -> None:
     old = open_sql(mariadb_url)
     put(old.coord, "k", b"kept")
     old.close()
-    for table in ("pxrs_queues", "pxrs_queue_items", "pxrs_queue_commits", "pxrs_queue_seen"):
-        place.query(f"DROP TABLE {table}")
+    newer = ("queues", "queue_items", "queue_commits", "queue_seen", "identity")
+    for table in newer:
+        place.query(f"DROP TABLE pxrs_{table}")
     place.query("UPDATE pxrs_meta SET schema_version = 1")
     stores = place.open()
     worker = Worker(stores)

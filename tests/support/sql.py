@@ -44,5 +44,5 @@ class SqlPlace:
             stores.close()
         with self.engine.begin() as connection:
             for name in re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", "".join(TABLES)):
-                if name != "pxrs_meta":
+                if name not in ("pxrs_meta", "pxrs_identity"):
                     connection.exec_driver_sql(f"DELETE FROM {name}")

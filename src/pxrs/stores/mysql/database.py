@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import select
 import socket
 import ssl
@@ -29,6 +30,7 @@ from pxrs.errors import (
     TransactionConflict,
 )
 from pxrs.forks import Origin
+from pxrs.stores.identity import SameStore
 from pxrs.stores.mysql import oracle, schema
 from pxrs.stores.mysql.connection import MYSQL, Connection, Row
 from pxrs.stores.mysql.failures import Raced, translated
@@ -62,6 +64,7 @@ class Database:
         self._url = settings.url
         self.origin = Origin()
         self._closed = False
+        self.same = SameStore(self.place)
         self._writers = _Pool(lambda: self._connect(_IDLE_SECONDS), self.place)
         self._readers = _Pool(lambda: self._connect(_IDLE_SECONDS, autocommit=True), self.place)
         # Blocks of callers may take long, and have their own connections: however many blocks there
@@ -69,6 +72,8 @@ class Database:
         self._in_blocks = _Pool(lambda: self._connect(_IDLE_IN_BLOCK), self.place)
         try:
             self._create()
+            ((identity,),) = self.read(schema.IDENTITY)
+            self.same.compare(identity)
             self.version, self._packet = "Oracle", 0
             if not self.is_oracle:
                 self.version, self._packet = self.read(schema.SERVER)[0]
@@ -101,6 +106,7 @@ class Database:
         self.origin.refuse_child()
         if self._closed:
             raise Closed("the store was closed")
+        self.same.require()
 
     def close(self) -> None:
         if self.usable:
@@ -124,6 +130,8 @@ class Database:
                     # A view for people: a user without the right to create views does without it.
                     with suppress(StoreError):
                         connection.run(schema.PARTITIONS_VIEW)
+                with suppress(Raced):
+                    connection.run(schema.FIRST_IDENTITY, word=secrets.token_hex(8))
                 with suppress(Raced):
                     connection.run(schema.FIRST_META)
                 # Each newer version added tables, and left the others as they were.

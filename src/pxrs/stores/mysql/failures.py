@@ -5,6 +5,7 @@ from __future__ import annotations
 from pxrs.errors import (
     InvalidRequest,
     PxrsError,
+    SchemaMismatch,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -15,6 +16,7 @@ from pxrs.errors import (
 _DEADLOCK = {1205, 1213}
 _FULL = {1021, 1114}
 _TOO_LARGE = {1153}
+_NO_TABLE = {1146}
 _READ_ONLY = {1290, 1792, 1836}
 _GONE = {
     0, 1040, 1053, 1152, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2006, 2013, 2014, 2026, 2045,
@@ -43,6 +45,10 @@ def translated(error: BaseException, place: str) -> PxrsError | Raced | None:
         return StoreFull(text)
     if code in _TOO_LARGE:
         return InvalidRequest(text)
+    if code in _NO_TABLE:
+        return SchemaMismatch(
+            f"{place} has lost tables of pxrs ({own}); restore them, or start this process again"
+        )
     if code in _READ_ONLY:
         return StoreReadOnly(text)
     # python-oracledb has an object in the place of the error number.

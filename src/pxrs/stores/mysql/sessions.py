@@ -20,6 +20,7 @@ from pxrs.errors import PxrsError, SessionLost
 from pxrs.stores.mysql import statements as sql
 from pxrs.stores.mysql.connection import Connection
 from pxrs.stores.mysql.database import Database
+from pxrs.stores.mysql.schema import IDENTITY
 from pxrs.stores.observer import Observer, Suspect
 from pxrs.stores.rows import next_step
 from pxrs.stores.timed_sessions import (
@@ -50,8 +51,7 @@ class Sessions:
         validate_ttl(ttl)
         name = secrets.token_hex(12)
         sent = self.clock.monotonic()
-        values = {"id": name, "ttl": ttl, "holder": self._holder}
-        self._database.write(lambda connection: connection.run(sql.OPEN, **values))
+        self._write_row(name, ttl)
         session = TimedSession(
             name,
             ttl,
@@ -59,6 +59,7 @@ class Sessions:
             self.clock,
             renew=partial(self._renew, name),
             end=partial(self._end, name),
+            holds=lambda: not self._database.same.is_lost,
         )
         self._held[name] = session
         return session
@@ -67,9 +68,21 @@ class Sessions:
         """See `pxrs.stores.api.LendsSessions`."""
         validate_ttl(ttl)
         name, sent = lent_name(), self.clock.monotonic()
-        values = {"id": name, "ttl": ttl, "holder": self._holder}
-        self._database.write(lambda connection: connection.run(sql.OPEN, **values))
+        self._write_row(name, ttl)
         return self._adopted(name, sent)
+
+    def _write_row(self, name: str, ttl: float) -> None:
+        """Open the session in the store that this handle knows, and in no other.
+
+        All sessions end with a database that is dropped, but not the connections to it: they lead
+        to the next one of its name.
+        """
+
+        def work(connection: Connection) -> None:
+            self._database.same.compare(connection.value(IDENTITY) or "")
+            connection.run(sql.OPEN, id=name, ttl=ttl, holder=self._holder)
+
+        self._database.write(work)
 
     def adopt(self, name: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
@@ -99,6 +112,8 @@ class Sessions:
 
     def _end(self, name: str) -> None:
         self._held.pop(name, None)
+        if self._database.same.is_lost:
+            return
         self._database.write(lambda connection: _end(connection, [name]))
         self.on_ended()
 

@@ -29,6 +29,7 @@ from pxrs.chance import CHANCE
 from pxrs.errors import Closed, StoreBusy, StoreUnavailable
 from pxrs.forks import Origin
 from pxrs.stores.connections import Awaited
+from pxrs.stores.identity import SameStore
 from pxrs.stores.postgres import schema as schemas
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
@@ -103,6 +104,7 @@ class Database:
         # Only behind a pooler: on its own connections pxrs sets the level.
         self._is_told_otherwise = False
         self.store_id = ""
+        self.same = SameStore(self.place)
         # The versions of the schema before and after it was opened.
         self.versions = self._open()
         self.origin.on_fork(self._abandon)
@@ -126,6 +128,7 @@ class Database:
             if version < schemas.VERSION:
                 versions = schemas.migrate(connection, self.schema, self.place)
             self.store_id = self.read_store_id(connection)
+            self.same.compare(self.store_id)
         except DRIVER_ERRORS as error:
             self.drop(connection)
             raise translate(error, self.place) from error
@@ -152,6 +155,7 @@ class Database:
         # For the first connection it is not known yet whether it leads to a pooler.
         if self.store_id and not self.pooled:
             self._set_up(connection)
+            self._compare(connection)
         with self._lock:
             self._all.add(connection)
         return connection
@@ -168,6 +172,17 @@ class Database:
         except psycopg.Error as error:
             self.drop(connection)
             raise StoreUnavailable(f"{self.place} can't be reached: {error}") from error
+
+    def _compare(self, connection: Pg) -> None:
+        """A dropped database has ended all connections, so new ones show that it is another."""
+        try:
+            self.same.compare(self.read_store_id(connection))
+        except DRIVER_ERRORS as error:
+            self.drop(connection)
+            raise translate(error, self.place) from error
+        except BaseException:
+            self.drop(connection)
+            raise
 
     def drop(self, connection: Pg) -> None:
         """Close a connection."""
@@ -198,6 +213,7 @@ class Database:
     def check_open(self) -> None:
         if self._closed:
             raise Closed(self._closed)
+        self.same.require()
 
     def _abandon(self) -> None:
         """In a forked child: let go of the sockets, and send nothing to the server.

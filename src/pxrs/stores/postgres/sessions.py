@@ -46,7 +46,8 @@ from pxrs.stores.timed_sessions import (
 _OPEN = """INSERT INTO @.pxrs_sessions
     SELECT %b::text, %b::float8, clock_timestamp() + %b::float8 * interval '1 second', lock,
         pg_postmaster_start_time(), %b::text
-    FROM (SELECT %b::int8 AS lock) l WHERE lock IS NULL OR pg_try_advisory_lock(lock)
+    FROM (SELECT %b::int8 AS lock) l WHERE (lock IS NULL OR pg_try_advisory_lock(lock))
+        AND coalesce((SELECT value FROM @.pxrs_meta WHERE name = 'id'), '') = %b
     RETURNING 1"""
 _RENEW = """UPDATE @.pxrs_sessions SET deadline = clock_timestamp() + ttl * interval '1 second'
     WHERE id = %b AND deadline > clock_timestamp() RETURNING 1"""
@@ -171,8 +172,9 @@ class Sessions:
         anchor = self._anchored()
         lock = None if anchor is None else secrets.randbits(62)
         sent = self._clock.monotonic()
-        opened = self._write(anchor, _OPEN, (name, ttl, ttl, self._owner, lock))
-        if not opened:
+        store = self._database.store_id
+        if not self._write(anchor, _OPEN, (name, ttl, ttl, self._owner, lock, store)):
+            self._refuse_another()
             raise StoreUnavailable("an advisory lock could not be taken; try again")
         session = self._held[name] = TimedSession(
             name,
@@ -181,7 +183,7 @@ class Sessions:
             self._clock,
             renew=partial(self._renew, name, anchor),
             end=partial(self._end, name, anchor, lock),
-            holds=lambda: anchor is None or anchor.holds,
+            holds=lambda: not self._database.same.is_lost and (anchor is None or anchor.holds),
         )
         self._on_open(anchor)
         return session
@@ -192,8 +194,20 @@ class Sessions:
         self._database.check_open()
         name = lent_name()
         sent = self._clock.monotonic()
-        self._database.write(_OPEN, (name, ttl, ttl, self._owner, None))
+        store = self._database.store_id
+        if not self._database.write(_OPEN, (name, ttl, ttl, self._owner, None, store)):
+            self._refuse_another()
         return self._adopted(name, sent)
+
+    def _refuse_another(self) -> None:
+        """A schema that was dropped ends no connection: only a new session finds another store."""
+        connection = self._database.take()
+        try:
+            self._database.same.compare(self._database.read_store_id(connection))
+        except DRIVER_ERRORS as error:
+            raise translate(error, self._database.place) from error
+        finally:
+            self._database.give_back(connection)
 
     def adopt(self, name: str) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
@@ -226,6 +240,8 @@ class Sessions:
 
     def _end(self, name: str, anchor: Anchor | None, lock: int | None) -> None:
         self._held.pop(name, None)
+        if self._database.same.is_lost:
+            return
         self._ended(self._database.write(_END, ([name],)))
         if anchor is not None and anchor.holds:
             with suppress(psycopg.Error):

@@ -29,6 +29,13 @@ CREATE TABLE IF NOT EXISTS pxrs_meta (
     PRIMARY KEY (id)
 ) ENGINE=InnoDB;
 
+-- One row: a random word, by which a process knows that the database was dropped and made anew.
+CREATE TABLE IF NOT EXISTS pxrs_identity (
+    id INTEGER NOT NULL,
+    word VARCHAR(32) NOT NULL,
+    PRIMARY KEY (id)
+) ENGINE=InnoDB;
+
 -- `changes` rises whenever there may be something to take that was not there before. A transaction
 -- that puts, or changes the front of a lane, locks this row first and keeps it until its commit.
 CREATE TABLE IF NOT EXISTS pxrs_queues (
