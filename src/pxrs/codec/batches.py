@@ -97,6 +97,12 @@ class _Codec(NamedTuple):
     damage: tuple[type[Exception], ...]
 
 
+def check_timestamp(timestamp: object) -> None:
+    """Refuses a value that no message can have as its time."""
+    if type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+        raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {quoted(timestamp)}")
+
+
 _loading = threading.RLock()
 
 
@@ -182,8 +188,7 @@ def encode(
     """Encodes all records, each (key, value, headers, timestamp in ms), as one batch."""
     builder = new_builder(LARGEST_BATCH, compression_code(compression))
     for index, (key, value, headers, timestamp) in enumerate(records):
-        if not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {timestamp}")
+        check_timestamp(timestamp)
         if builder.append(index, timestamp, key, value, headers) is None:
             raise MessageTooLarge(f"message {index} would take the batch past {LARGEST_BATCH} B")
     return seal(builder, producer_id, producer_epoch, base_sequence)
@@ -248,8 +253,8 @@ def read_batch(data: bytes, most: int) -> Batch:
         raise InvalidRequest(f"the record batch can't be decoded: {error}") from None
     if [message.offset - base for message in messages] != list(range(header.count)):
         raise InvalidRequest("the offsets inside the batch must be 0, 1, 2, … from its base")
-    if any(not 0 <= message.timestamp <= MAX_TIMESTAMP for message in messages):
-        raise InvalidRequest("timestamps must be milliseconds since 1970")
+    for message in messages:
+        check_timestamp(message.timestamp)
     return Batch(
         data=bytearray(data),
         count=header.count,

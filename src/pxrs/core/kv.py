@@ -40,6 +40,7 @@ from pxrs.errors import (
     PxrsError,
     SchemaMismatch,
     VersionMismatch,
+    quoted,
 )
 from pxrs.types import (
     ABSENT,
@@ -177,7 +178,7 @@ def decode_record(stored: Versioned) -> Record:
     """Decodes a stored record; raises `SchemaMismatch` if it can't."""
     if len(stored.value) < _HEADER.size or stored.value[0] != SCHEMA:
         raise SchemaMismatch(
-            f"the record {stored.key[:100]!r} can't be read; another version of pxrs wrote it"
+            f"the record {quoted(stored.key)} can't be read; another version of pxrs wrote it"
         )
     _, term, index, expires_ms, unit = _HEADER.unpack_from(stored.value)
     return Record(Version(term, index), stored.value[_HEADER.size :], expires_ms, unit.hex())

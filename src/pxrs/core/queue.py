@@ -260,7 +260,7 @@ def validate_restored(items: Sequence[StoredItem], limits: QueueLimits) -> None:
     """Rejects items that this store could not hold."""
     if len(items) > limits.items:
         raise InvalidRequest(
-            f"{len(items)} items at once; the limit of this store is {limits.items}"
+            f"{len(items)} items are restored at once; the limit of this store is {limits.items}"
         )
     for item in items:
         if item.id < 1:

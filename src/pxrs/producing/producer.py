@@ -15,13 +15,11 @@ from time import monotonic, sleep, time, time_ns
 from typing import Any, Generic, Self
 
 from pxrs.clock import Clock
-from pxrs.codec.batches import MAX_TIMESTAMP, compression_code
+from pxrs.codec.batches import check_timestamp, compression_code
 from pxrs.config import ProducerSettings
 from pxrs.errors import (
     Closed,
-    InvalidRequest,
     StoreError,
-    quoted,
 )
 from pxrs.forks import Origin
 from pxrs.producing.buffer import (
@@ -152,10 +150,8 @@ class Producer(Generic[Value]):
             if not buffer.this_ms <= now < buffer.next_ms:
                 buffer.tick(now)
             timestamp = buffer.ms
-        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise InvalidRequest(
-                f"timestamp must be milliseconds since 1970, got {quoted(timestamp)}"
-            )
+        else:
+            check_timestamp(timestamp)
         if headers or key is None or data is None:
             size, headers = self._checks.size(key, data, headers)
         else:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.codec.batches import MAX_TIMESTAMP, encode
+from pxrs.codec.batches import check_timestamp, encode
 from pxrs.config import ProducerSettings
 from pxrs.core.routing import hasher
 from pxrs.errors import InvalidRequest, MessageTooLarge, PartitionNotFound, quoted
@@ -134,12 +134,6 @@ def check_partition(topic: Topic, partition: object) -> None:
     """Refuse a value that is no partition of the topic, such as a bool or a numeral."""
     if type(partition) is not int or not 0 <= partition < topic.partitions:
         raise PartitionNotFound(topic.name, partition, topic.partitions)
-
-
-def check_timestamp(timestamp: object) -> None:
-    """Refuse a value that is no time of a message."""
-    if type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-        raise InvalidRequest(f"timestamp must be milliseconds since 1970, got {quoted(timestamp)}")
 
 
 _MOST_BYTES = ProducerSettings().max_message_bytes

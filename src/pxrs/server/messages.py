@@ -14,7 +14,7 @@ from pxrs import metrics as names
 from pxrs.aio.app import Pxrs
 from pxrs.codec.batches import (
     CHECKSUM,
-    MAX_TIMESTAMP,
+    check_timestamp,
     decode_sized,
     encode,
     read_batch,
@@ -188,10 +188,8 @@ class Messages:
     def _check(self, topic: Topic, record: Record) -> None:
         if record.partition is not None:
             check_partition(topic, record.partition)
-        if record.timestamp is not None and not 0 <= record.timestamp <= MAX_TIMESTAMP:
-            raise InvalidRequest(
-                f"timestamp must be milliseconds since 1970, got {record.timestamp}"
-            )
+        if record.timestamp is not None:
+            check_timestamp(record.timestamp)
         self._checks.size(record.key, record.value, record.headers or None)
 
     # Fetching

@@ -112,7 +112,7 @@ class Tokens:
         """Make a token; returns what clients send, which can't be read again later."""
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"a token's name must be 1 to 64 letters, digits, '_' or '-', got {name[:70]!r}"
+                f"a token's name must be 1 to 64 letters, digits, '_' or '-', got {quoted(name)}"
             )
         rights = tuple(rights)
         if not rights:

@@ -8,6 +8,7 @@ partition, what an epoch means and when to rebalance is decided in `pxrs.core`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -480,6 +481,20 @@ class Stores(Protocol):
     def close(self) -> None: ...
 
 
+def validate_ttl(ttl: float, least: float = 0.001, most: float = 1_000_000_000) -> None:
+    """Refuse a session that would end at once, or that the engine could not keep for so long."""
+    if not least <= ttl <= most:
+        raise InvalidRequest(
+            f"a session's ttl must be from {least:,} to {most:,} seconds, got {ttl}"
+        )
+
+
+def validate_partitions(partitions: int) -> None:
+    """Refuse a topic without partitions."""
+    if partitions < 1:
+        raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
+
+
 def validate_limit(limit: int | None) -> None:
     """Refuse a `CoordStore.list` that could return nothing."""
     if limit is not None and limit < 1:
@@ -490,28 +505,33 @@ def validate_commit(checks: Sequence[Check], writes: Sequence[Write], limits: Li
     """Refuse what some engine could not do, on every engine alike."""
     if len(checks) + len(writes) > limits.operations:
         raise InvalidRequest(
-            f"{len(checks) + len(writes)} operations in one commit; "
-            f"this store takes at most {limits.operations}"
+            f"the commit has {len(checks) + len(writes)} checks and writes; "
+            f"the limit of this store is {limits.operations}"
         )
-    checked = {check.key for check in checks}
-    written = {write.key for write in writes}
-    if len(checked) < len(checks) or len(written) < len(writes):
-        raise InvalidRequest("a key may be checked once and written once in a commit")
+    for keys in ([check.key for check in checks], [write.key for write in writes]):
+        if len(set(keys)) < len(keys):
+            [(key, times)] = Counter(keys).most_common(1)
+            raise InvalidRequest(
+                "a commit must check a key at most once and write it at most once, "
+                f"got {quoted(key)} {times} times"
+            )
     put = {write.key for write in writes if isinstance(write, Put)}
     for check in checks:
         if check.version < 0:
-            raise InvalidRequest(f"version {check.version} of {check.key!r} must be at least 1")
+            raise InvalidRequest(
+                f"the version of {quoted(check.key)} must be at least 0, got {check.version}"
+            )
         if check.version == 0 and check.key not in put:
             raise InvalidRequest(
-                f"the absence of {check.key!r} can be checked only in the commit that puts it"
+                f"a commit that checks that {quoted(check.key)} is absent must also put it"
             )
     for write in writes:
         if not write.key or not write.key.isprintable():
             raise InvalidRequest(f"a record's key must be printable text, got {quoted(write.key)}")
         if isinstance(write, Put) and len(write.value) > limits.value_bytes:
             raise InvalidRequest(
-                f"a value of {len(write.value)} bytes for {write.key!r}; "
-                f"this store takes at most {limits.value_bytes}"
+                f"the value of {quoted(write.key)} is {len(write.value)} bytes long; "
+                f"the limit of this store is {limits.value_bytes}"
             )
 
 

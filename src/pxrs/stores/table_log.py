@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pxrs.errors import DamagedBatch, InvalidRequest, TopicExists, TopicNotFound
+from pxrs.stores.api import validate_partitions
 from pxrs.stores.rows import first_kept, storable
 from pxrs.types import Bounds, LogPartition
 
@@ -117,7 +118,6 @@ def of_another_store(topic_id: str) -> TopicExists:
 
 def validate_topic(topic_id: str, partitions: int) -> None:
     """Refuse a topic that no table could hold, or that would count as dropped."""
-    if partitions < 1:
-        raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
+    validate_partitions(partitions)
     if topic_id.startswith(DELETED):
         raise InvalidRequest(f"topic id must not start with {DELETED}, got {topic_id!r}")

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, PxrsError, SessionLost
+from pxrs.errors import PxrsError, SessionLost
+from pxrs.stores.api import validate_ttl
 
 _LENT = "lent-"
 # Separates the owner of a session from the handle that knows it. No host name contains it.
 OF_PROCESS = "/"
 
 
-def validate_ttl(ttl: float) -> None:
+def require_ttl(ttl: float) -> None:
     """Refuse a session that would end at once, or live for longer than a day."""
-    if not 0.05 <= ttl <= 86_400:
-        raise InvalidRequest(f"a session's ttl must be 0.05 s to a day, got {ttl}")
+    validate_ttl(ttl, 0.05, 86_400)
 
 
 def lent_name() -> str:

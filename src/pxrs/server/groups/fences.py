@@ -22,7 +22,7 @@ from pxrs.core import claims
 from pxrs.core.claims import OwnedClaim, Stamp, Step
 from pxrs.core.records import Claim, claim_key, claims_prefix, decode
 from pxrs.core.retry import Backoff
-from pxrs.errors import InvalidRequest, TransactionConflict
+from pxrs.errors import InvalidRequest, TransactionConflict, quoted
 from pxrs.stores.api import CoordStore
 from pxrs.types import Committed, TopicPartition, Versioned
 
@@ -59,7 +59,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
                 return fence
             except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
                 pass
-        raise InvalidRequest(f"fence must be one from an assignment, got {text[:40]!r}")
+        raise InvalidRequest(f"fence must be one from an assignment, got {quoted(text)}")
 
     def _check(self) -> None:
         """Raises a `ValueError` for values that no assignment has: they become part of a key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from pxrs.errors import InvalidRequest
+from pxrs.errors import InvalidRequest, quoted
 
 
 def bytes_of(name: str, text: str | None, coded: str | None) -> bytes | None:
@@ -42,5 +42,5 @@ def text_of(data: str | bytes | None) -> tuple[str | None, str | None]:
 def partition_of(text: str) -> int:
     """The number of a partition in a path or in the name of a field."""
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidRequest(f"a partition must be a number, got {text[:40]!r}")
+        raise InvalidRequest(f"a partition must be a number, got {quoted(text)}")
     return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from pxrs.errors import ConfigError
 from pxrs.stores.api import Watch
 from pxrs.stores.findings import Finding, note, warning
 
@@ -177,6 +178,48 @@ def mark_of(key: str, partitions: int) -> str:
     return f"pxrs: md5 of {key}, {partitions} partitions"
 
 
+def require_table(columns: Columns, is_view: bool) -> None:
+    """Refuse to prepare a view."""
+    if is_view:
+        raise ConfigError(f"{columns.table!r} is a view; prepare the table that it shows")
+
+
+def require_integers(columns: Columns, are_integers: bool, kind: str) -> None:
+    """Refuse a partition column of another type."""
+    if not are_integers:
+        raise ConfigError(
+            f"partition must be a column of integers; {columns.partition!r} of {columns.table!r} "
+            f"is {kind}"
+        )
+
+
+def require_own(columns: Columns, comment: str | None, partitions: int) -> None:
+    """Refuse a partition column that was prepared for another topic, as its comment says."""
+    if comment != mark_of(columns.key or "", partitions):
+        raise ConfigError(
+            f"{columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
+            f"({comment or 'without a comment'}): one topic of a table can be prepared"
+        )
+
+
+def key_to_hash(columns: Columns) -> str:
+    """The column by whose value rows have their partition."""
+    if columns.key is None:
+        raise ConfigError(
+            f"{columns.table!r} was attached without key=, so all its rows are in one "
+            "partition and there is nothing to prepare"
+        )
+    return columns.key
+
+
+def can_not_be_hashed(key: str, kind: str, who: str) -> ConfigError:
+    """The refusal of a key that is not the same text for every connection."""
+    return ConfigError(
+        f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
+        f"{who} can't keep its partition. Use a key of text, integers or bytes"
+    )
+
+
 def no_index_on_times(check: str, table: str, column: str) -> Finding:
     return note(
         check,
@@ -202,15 +245,25 @@ def ids_run_out(check: str, column: str, kind: str, top: int, most: int) -> list
     return [warning(check, says, "make it a bigint before inserts fail")]
 
 
-def odd_ones(name: str, table: str, partitions: int) -> str:
-    """A query for a value of this partition column that is no partition."""
-    return f"SELECT {name} FROM {table} WHERE {_is_odd(name, partitions)} LIMIT 1"
+# Executes a query with its values.
+Rows = Callable[..., Sequence[Record]]
 
 
-def first_odd_one(name: str, table: str, offset: str, partitions: int, mark: str = "%s") -> str:
-    """A query for the first row between two ids whose value in this column is no partition."""
+def odd_one(rows: Rows, name: str, table: str, partitions: int) -> object:
+    """A value of this partition column that is no partition, or "NULL"; None if there is none."""
+    found = rows(f"SELECT {name} FROM {table} WHERE {_is_odd(name, partitions)} LIMIT 1")
+    return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+
+
+def first_odd_one(
+    rows: Rows, columns: tuple[str, str], table: str, ids: list[int], partitions: int, mark: str
+) -> tuple[int, object] | None:
+    """The first row between two ids whose value in this column is no partition, and the value."""
+    offset, name = columns
     between = f"{offset} BETWEEN {mark} AND {mark} AND ({_is_odd(name, partitions)})"
-    return f"SELECT {offset}, {name} FROM {table} WHERE {between} ORDER BY {offset} LIMIT 1"
+    query = f"SELECT {offset}, {name} FROM {table} WHERE {between} ORDER BY {offset} LIMIT 1"
+    found = rows(query, ids)
+    return (found[0][0], found[0][1]) if found else None
 
 
 def _is_odd(name: str, partitions: int) -> str:

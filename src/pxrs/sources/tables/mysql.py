@@ -22,14 +22,19 @@ from pxrs.sources.tables.api import (
     Preparation,
     Reading,
     Record,
+    can_not_be_hashed,
     first_odd_one,
     ids_run_out,
     key_depends_on_settings,
+    key_to_hash,
     mark_of,
     no_index_on_times,
-    odd_ones,
+    odd_one,
     parts,
     quoted_name,
+    require_integers,
+    require_own,
+    require_table,
 )
 from pxrs.sources.tables.mysql_writers import (
     ListTruncated,
@@ -329,23 +334,16 @@ class MysqlTable:
 
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
-        if self._type(column) not in _INTEGERS:
-            raise ConfigError(
-                f"partition must be a column of integers; {column!r} of {self._columns.table!r} "
-                f"is {self._type(column)}"
-            )
-        found = self._rows(odd_ones(_name(column), self._name, partitions))
-        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+        kind = self._type(column)
+        require_integers(self._columns, kind in _INTEGERS, kind)
+        return odd_one(self._rows, _name(column), self._name, partitions)
 
     def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
-        column = _name(self._columns.partition or "")
-        found = self._rows(first_odd_one(column, self._name, self._id, partitions), [first, last])
-        return (found[0][0], found[0][1]) if found else None
+        columns = self._id, _name(self._columns.partition or "")
+        return first_odd_one(self._rows, columns, self._name, [first, last], partitions, "%s")
 
     def preparation(self, partitions: int) -> Preparation:
-        table = self._columns.table
-        if self._is_view:
-            raise ConfigError(f"{table!r} is a view; prepare the table that it shows")
+        require_table(self._columns, self._is_view)
         own = None if self._columns.partition == PARTITION_COLUMN else self._columns.partition
         column = own or PARTITION_COLUMN
         missing = self._missing_index(column)
@@ -362,14 +360,10 @@ class MysqlTable:
     def _has_column(self, partitions: int) -> bool:
         """Whether the column is there already; refuses one for another number of partitions."""
         comments: dict[str, str] = dict(self._rows(_COMMENTS, self._table))
-        found = comments.get(PARTITION_COLUMN)
-        mark = mark_of(self._columns.key or "", partitions)
-        if found is not None and found != mark:
-            raise ConfigError(
-                f"{self._columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
-                f"({found or 'without a comment'}): one topic of a table can be prepared"
-            )
-        return found is not None
+        if PARTITION_COLUMN not in comments:
+            return False
+        require_own(self._columns, comments[PARTITION_COLUMN], partitions)
+        return True
 
     def _missing_index(self, column: str) -> list[str]:
         indexes = self._rows(_INDEXES, self._table)
@@ -381,18 +375,10 @@ class MysqlTable:
         return [*left, f"ADD INDEX {name} ({_plain(column)}, {_plain(self._offset)})"]
 
     def _new_column(self, partitions: int) -> str:
-        key = self._columns.key
-        if key is None:
-            raise ConfigError(
-                f"{self._columns.table!r} was attached without key=, so all its rows are in one "
-                "partition and there is nothing to prepare"
-            )
+        key = key_to_hash(self._columns)
         kind = self._type(key)
         if kind not in _HASHED:
-            raise ConfigError(
-                f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
-                "the server can't keep its partition. Use a key of text, integers or bytes"
-            )
+            raise can_not_be_hashed(key, kind, "the server")
         text = self._text(key).replace("%%", "%")
         number = f"CAST(CONV(LEFT(MD5({text}), 8), 16, 10) AS UNSIGNED) % {partitions}"
         mark = mark_of(key, partitions).replace("\\", "\\\\").replace("'", "''")

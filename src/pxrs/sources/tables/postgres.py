@@ -24,14 +24,18 @@ from pxrs.sources.tables.api import (
     Preparation,
     Reading,
     Record,
+    can_not_be_hashed,
     first_odd_one,
     ids_run_out,
     key_depends_on_settings,
-    mark_of,
+    key_to_hash,
     no_index_on_times,
-    odd_ones,
+    odd_one,
     parts,
     quoted_name,
+    require_integers,
+    require_own,
+    require_table,
 )
 from pxrs.sources.tables.postgres_notified import NotifiedWatch
 from pxrs.sources.tables.postgres_prepare import HASHED, TRIGGER, Statements
@@ -455,22 +459,15 @@ class PostgresTable:
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
         kind = self._types[column][0]
-        if kind not in _INTEGERS:
-            raise ConfigError(
-                f"partition must be a column of integers; {column!r} of {self._columns.table!r} "
-                f"is {kind}"
-            )
-        found = self._rows(odd_ones(_name(column), self._name, partitions))
-        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+        require_integers(self._columns, kind in _INTEGERS, kind)
+        return odd_one(self._rows, _name(column), self._name, partitions)
 
     def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
-        column = _name(self._columns.partition or "")
-        found = self._rows(first_odd_one(column, self._name, self._id, partitions), [first, last])
-        return (found[0][0], found[0][1]) if found else None
+        columns = self._id, _name(self._columns.partition or "")
+        return first_odd_one(self._rows, columns, self._name, [first, last], partitions, "%s")
 
     def preparation(self, partitions: int) -> Preparation:
-        if self._is_view:
-            raise ConfigError(f"{self._columns.table!r} is a view; prepare the table that it shows")
+        require_table(self._columns, self._is_view)
         own = None if self._columns.partition == PARTITION_COLUMN else self._columns.partition
         column = own or PARTITION_COLUMN
         [(schema, name, kind, encoding, version)] = self._rows(_DETAILS, [self._oid])
@@ -495,27 +492,16 @@ class PostgresTable:
     def _has_column(self, partitions: int) -> bool:
         """Whether the column is there already; refuses one for another number of partitions."""
         found = self._rows(_COMMENT, [self._oid, PARTITION_COLUMN])
-        if found and found[0][0] != mark_of(self._columns.key or "", partitions):
-            raise ConfigError(
-                f"{self._columns.table!r} has a column {PARTITION_COLUMN!r} for another topic "
-                f"({found[0][0] or 'without a comment'}): one topic of a table can be prepared"
-            )
+        if found:
+            require_own(self._columns, found[0][0], partitions)
         return bool(found)
 
     def _hashed_key(self) -> tuple[str, bool]:
         """The key's column, and whether it is bytes."""
-        key = self._columns.key
-        if key is None:
-            raise ConfigError(
-                f"{self._columns.table!r} was attached without key=, so all its rows are in one "
-                "partition and there is nothing to prepare"
-            )
+        key = key_to_hash(self._columns)
         kind = self._types[key][0]
         if kind not in HASHED:
-            raise ConfigError(
-                f"the text of {key!r}, which is {kind}, depends on settings of the connection: "
-                "PostgreSQL can't keep its partition. Use a key of text, integers or bytes"
-            )
+            raise can_not_be_hashed(key, kind, "PostgreSQL")
         return key, kind == "bytea"
 
     def execute(self, statement: str) -> None:

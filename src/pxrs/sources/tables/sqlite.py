@@ -20,8 +20,9 @@ from pxrs.sources.tables.api import (
     Record,
     first_odd_one,
     no_index_on_times,
-    odd_ones,
+    odd_one,
     quoted_name,
+    require_integers,
 )
 from pxrs.stores.findings import Finding, warning
 from pxrs.stores.sqlite.beside import check_links
@@ -253,20 +254,12 @@ class SqliteTable:
     def odd_partition(self, partitions: int) -> object:
         column = self._columns.partition or ""
         declared = self._declared(column)
-        if "INT" not in declared:
-            raise ConfigError(
-                f"partition must be a column of integers; {column!r} of {self._columns.table!r} is "
-                f"{declared or 'of no declared type'}"
-            )
-        found = self._rows(odd_ones(_name(column), self._name, partitions))
-        return ("NULL" if found[0][0] is None else found[0][0]) if found else None
+        require_integers(self._columns, "INT" in declared, declared or "of no declared type")
+        return odd_one(self._rows, _name(column), self._name, partitions)
 
     def first_odd(self, first: int, last: int, partitions: int) -> tuple[int, object] | None:
-        column = _name(self._columns.partition or "")
-        found = self._rows(
-            first_odd_one(column, self._name, self._id, partitions, "?"), [first, last]
-        )
-        return (found[0][0], found[0][1]) if found else None
+        columns = self._id, _name(self._columns.partition or "")
+        return first_odd_one(self._rows, columns, self._name, [first, last], partitions, "?")
 
     def preparation(self, partitions: int) -> Preparation:
         partition = self._columns.partition

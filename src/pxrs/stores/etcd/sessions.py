@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.errors import SessionLost
+from pxrs.stores.api import validate_ttl
 from pxrs.stores.etcd.nodes import Node, Nodes
 from pxrs.stores.etcd.wire import rpc
 
@@ -75,8 +76,7 @@ def open_session(
     nodes: Nodes, clock: Clock, ttl: float, ended: Callable[[EtcdSession], None]
 ) -> EtcdSession:
     """Open a new lease. etcd counts whole seconds: it lives a little longer than `ttl`."""
-    if not 0 < ttl < 9_000_000_000:
-        raise InvalidRequest(f"ttl must be above 0 and below 9000000000 seconds, got {ttl}")
+    validate_ttl(ttl)
     sent = 0.0
 
     def send(node: Node, left: float, words: list[tuple[str, str]]) -> Any:

@@ -24,6 +24,7 @@ from pxrs.errors import (
     TopicExists,
     TopicNotFound,
 )
+from pxrs.stores.api import validate_partitions
 from pxrs.stores.jetstream.entries import (
     EXPECTED,
     EXPECTED_OF,
@@ -310,8 +311,7 @@ class Topics:
 
     async def create(self, topic_id: str, partitions: int, owner: str | None = None) -> None:
         """Make the stream, unless it exists; raises `TopicExists` if it is another owner's."""
-        if partitions < 1:
-            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
+        validate_partitions(partitions)
         root = f"{self._settings.prefix}.{token(topic_id)}.{secrets.token_hex(4)}"
         stream = self.stream(topic_id)
         config = self._config(topic_id, root, partitions)

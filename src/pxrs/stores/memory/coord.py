@@ -10,8 +10,8 @@ from itertools import count, islice, takewhile
 from typing import Protocol, runtime_checkable
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
-from pxrs.errors import Closed, InvalidRequest, SessionLost
-from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit
+from pxrs.errors import Closed, SessionLost
+from pxrs.stores.api import Watch, failed_checks, validate_commit, validate_limit, validate_ttl
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Check, Committed, Conflict, Limits, Put, Versioned, Write
 
@@ -85,8 +85,7 @@ class MemoryCoord:
         return self._clock.wall_ms()
 
     def session(self, ttl: float) -> MemorySession:
-        if not 0 < ttl < math.inf:
-            raise InvalidRequest(f"a session's ttl must be a positive number of seconds, got {ttl}")
+        validate_ttl(ttl)
         with self._lock:
             now = self._begin()
             lease = Lease(f"s{next(self._session_numbers)}", now + ttl)

@@ -11,14 +11,13 @@ from pxrs.codec.batches import set_base_offset
 from pxrs.core.sequences import Duplicate, Fresh, ProducerState, judge
 from pxrs.errors import (
     Closed,
-    InvalidRequest,
     OffsetOutOfRange,
     PartitionNotFound,
     PxrsError,
     TopicExists,
     TopicNotFound,
 )
-from pxrs.stores.api import Watch, validate_batch
+from pxrs.stores.api import Watch, validate_batch, validate_partitions
 from pxrs.stores.wakeups import Wakeups
 from pxrs.types import Append, Appended, Batch, Bounds, Fetched, LogPartition, StoredBatch
 
@@ -33,8 +32,7 @@ class MemoryLog:
         self._closed = False
 
     def create(self, topic_id: str, partitions: int) -> None:
-        if partitions < 1:
-            raise InvalidRequest(f"partitions must be at least 1, got {partitions}")
+        validate_partitions(partitions)
         with self._lock:
             self._refuse_when_closed()
             held = self._topics.setdefault(topic_id, [MemoryPartition() for _ in range(partitions)])

@@ -28,8 +28,8 @@ from pxrs.stores.timed_sessions import (
     TimedSession,
     lent_name,
     require_lent,
+    require_ttl,
     this_process,
-    validate_ttl,
 )
 
 
@@ -48,7 +48,7 @@ class Sessions:
         self._holder = this_process()[:200]
 
     def open(self, ttl: float) -> TimedSession:
-        validate_ttl(ttl)
+        require_ttl(ttl)
         name = secrets.token_hex(12)
         sent = self.clock.monotonic()
         self._write_row(name, ttl)
@@ -66,7 +66,7 @@ class Sessions:
 
     def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
-        validate_ttl(ttl)
+        require_ttl(ttl)
         name, sent = lent_name(), self.clock.monotonic()
         self._write_row(name, ttl)
         return self._adopted(name, sent)

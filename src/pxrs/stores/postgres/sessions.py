@@ -39,8 +39,8 @@ from pxrs.stores.timed_sessions import (
     TimedSession,
     lent_name,
     require_lent,
+    require_ttl,
     this_process,
-    validate_ttl,
 )
 
 _OPEN = """INSERT INTO @.pxrs_sessions
@@ -166,7 +166,7 @@ class Sessions:
 
     def open(self, ttl: float) -> TimedSession:
         """Start a session of this process."""
-        validate_ttl(ttl)
+        require_ttl(ttl)
         self._database.check_open()
         name = secrets.token_hex(12)
         anchor = self._anchored()
@@ -190,7 +190,7 @@ class Sessions:
 
     def lend(self, ttl: float) -> AdoptedSession:
         """See `pxrs.stores.api.LendsSessions`."""
-        validate_ttl(ttl)
+        require_ttl(ttl)
         self._database.check_open()
         name = lent_name()
         sent = self._clock.monotonic()

@@ -357,14 +357,14 @@ class Draft:
         operations = len(self._checks) + len(self._writes)
         if operations > limits.operations:
             raise InvalidRequest(
-                f"{operations} records take part in this transaction; this store takes at most "
-                f"{limits.operations}: take or put fewer items, of fewer keys and queues"
+                f"the transaction checks and writes {operations} records; the limit of this store "
+                f"is {limits.operations}; take or put fewer items, of fewer keys and queues"
             )
         size = sum(len(write.value) for write in self._writes.values() if isinstance(write, Put))
         if size > limits.value_bytes:
             raise InvalidRequest(
-                f"{size} bytes in one transaction; this store takes at most {limits.value_bytes}: "
-                "put fewer items at once, or keep their bodies elsewhere"
+                f"the transaction writes {size} bytes; the limit of this store is "
+                f"{limits.value_bytes}; put fewer items at once, or keep their bodies elsewhere"
             )
 
     # Queues and their ends

@@ -34,7 +34,7 @@ from pxrs.errors import SessionLost
 from pxrs.stores.sqlite.beside import folder_of, make_folder_beside, open_beside, open_found
 from pxrs.stores.sqlite.failures import translate_os
 from pxrs.stores.sqlite.posix import try_lock
-from pxrs.stores.timed_sessions import is_lent, validate_ttl
+from pxrs.stores.timed_sessions import is_lent, require_ttl
 
 _STAMP = struct.Struct("=d")
 # In the file of a lent session, behind its stamp: its TTL, and the mark of its last adopter.
@@ -66,7 +66,7 @@ class SessionFiles:
 
     def make(self, name: str, ttl: float) -> tuple[int, float]:
         """Make the file of a session; returns it open and locked, and its stamp."""
-        validate_ttl(ttl)
+        require_ttl(ttl)
         hidden = f".{name}"
         with typed_errors(self.path):
             fd = open_beside(os.path.join(self.path, hidden), self._database, os.O_EXCL)

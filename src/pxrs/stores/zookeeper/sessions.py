@@ -20,7 +20,8 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import InvalidRequest, SessionLost
+from pxrs.errors import SessionLost
+from pxrs.stores.api import validate_ttl
 from pxrs.stores.zookeeper.failures import zk
 from pxrs.stores.zookeeper.link import Farewell, Link, agreed
 
@@ -130,8 +131,7 @@ class Sessions:
 
     def open(self, ttl: float) -> ZooKeeperSession:
         """Open a session with a connection of its own."""
-        if not 0 < ttl < math.inf:
-            raise InvalidRequest(f"ttl must be a finite number of seconds above 0, got {ttl}")
+        validate_ttl(ttl)
         link = Link(self._settings, self._clock, ttl if ttl < 3600 else 3600, self._farewell)
         path = f"{self._folder}/{secrets.token_hex(10)}"
         try:
