@@ -110,11 +110,12 @@ def test_a_heartbeat_commits_before_what_was_left_out_is_released() -> None:
             await node.join("a")
             assert (await node.until_stable("a")).assigned_partitions == [0, 1]
             held = node.groups._hosts[GROUP]._members["a"].held
-            await node.beat("a", 3)
+            await node.beat("a", {"0": 3, "1": 3})
             await node.join("b")
             while not held.is_leaving:
                 await asyncio.sleep(0)
-            assert (await node.beat("a", 4)).rebalance_state == "PREPARING_REBALANCE"
+            told = await node.beat("a", {"0": 4, "1": 4})
+            assert told.rebalance_state == "PREPARING_REBALANCE"
 
             async def checkpoints() -> list[int | None]:
                 shown = await px.groups.describe(GROUP)
@@ -123,7 +124,7 @@ def test_a_heartbeat_commits_before_what_was_left_out_is_released() -> None:
             for _ in range(20):
                 assert await checkpoints() == [3, 3]
                 assert len(held.parts) == 2
-            await node.beat("a", 4)
+            await node.beat("a", {"0": 4, "1": 4})
             while len(held.parts) == 2:
                 await asyncio.sleep(0)
             assert await checkpoints() == [4, 4]
@@ -179,6 +180,37 @@ def test_a_member_works_with_what_it_has_while_others_keep_joining() -> None:
     # Once the group was settled, the next time that it is not is a rebalance again.
     assert member.reply((0,), True, 4, 21.0).rebalance_state == "STABLE"
     assert member.reply((0,), False, 5, 24.0).rebalance_state == "PREPARING_REBALANCE"
+
+
+def state(member: WireMember, now: float, owned: tuple[int, ...], **offsets: int) -> str:
+    """What a heartbeat with these offsets (of p0, p1 …) is told, in a settled group."""
+    member.handled({int(name[1:]): at for name, at in offsets.items()})
+    return member.reply(owned, True, 1, now).rebalance_state
+
+
+def test_a_member_that_goes_on_reading_has_not_been_told_to_prepare() -> None:
+    member = WireMember(NOTICE)
+    assert state(member, 0.0, (0, 1)) == "STABLE"
+    assert state(member, 3.0, (0, 1), p0=5, p1=5) == "STABLE"
+    # These answers are lost.
+    for at in (6, 9, 12, 15):
+        assert state(member, float(at), (0,), p0=at, p1=at) == "PREPARING_REBALANCE"
+    # It has stopped.
+    assert state(member, 18.0, (0,), p0=15, p1=15) == "STABLE"
+    assert state(member, 21.0, (0,), p0=18, p1=15) == "STABLE"
+
+
+def test_a_member_that_reads_what_it_has_lost_is_told_to_prepare_again() -> None:
+    """It had nothing to read while it was told, and all those answers were lost."""
+    member = WireMember(NOTICE)
+    for at in (0, 3):
+        assert state(member, at, (0, 1), p0=5, p1=5) == "STABLE"
+    for at in (6, 9):
+        assert state(member, at, (), p0=5, p1=5) == "PREPARING_REBALANCE"
+    assert state(member, 12, (), p0=5, p1=5) == "STABLE"
+    assert state(member, 15, (), p0=5, p1=6) == "PREPARING_REBALANCE"
+    assert state(member, 18, (), p0=5, p1=6) == "PREPARING_REBALANCE"
+    assert state(member, 21, (), p0=5, p1=6) == "STABLE"
 
 
 def test_a_member_without_partitions_waits() -> None:

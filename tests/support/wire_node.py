@@ -54,9 +54,8 @@ class WireNode:
     async def join(self, name: str) -> GroupReply:
         return await self.wire.join(call(Join(name, GROUP)))
 
-    async def beat(self, name: str, offset: int | None = None) -> GroupReply:
-        """A heartbeat; `offset`: how far it has fetched in each of two partitions."""
-        offsets = None if offset is None else dict.fromkeys("01", offset)
+    async def beat(self, name: str, offsets: dict[str, int] | None = None) -> GroupReply:
+        """A heartbeat; `offsets`: how far it has fetched in each partition."""
         return await self.wire.heartbeat(call(Heartbeat(name, GROUP, offsets)))
 
     async def until_stable(self, name: str) -> GroupReply:

@@ -221,6 +221,9 @@ class WireMember:
     first one went to a commit, a heartbeat that is late may bring the next request only after that
     time. The offsets that it reports were fetched, not handled: they count one heartbeat later.
 
+    An answer may be lost. A client that goes on reading has not seen PREPARING_REBALANCE, which is
+    sent until its offsets stand still; and to one that reads what it has lost it is sent again.
+
     A client that waits for a set takes it at once. One that subscribes gives up after ten seconds,
     which a dead member's session and a needless notice would use up.
 
@@ -243,6 +246,8 @@ class WireMember:
         # Whether it was told STABLE though the group was not settled, and still is not.
         self._is_late = False
         self._fetched: dict[int, int] = {}
+        # What it has read between its last two heartbeats.
+        self._read: frozenset[int] = frozenset()
         # The commit of a heartbeat that may not be over.
         self.committing: asyncio.Task[None] | None = None
         # Whether the last one failed.
@@ -254,12 +259,15 @@ class WireMember:
         """The answer to a heartbeat."""
         self._is_late = self._is_late and not settled
         if self._preparing_since is None:
-            if owned == self._shown and (settled or self._is_late):
+            if self._read - {*(self._shown or ())}:
+                # It has a set from before that one.
+                self._has_set = True
+            elif owned == self._shown and (settled or self._is_late):
                 return _reply("STABLE", owned, generation)
             self._preparing_since, self._prepared = now, 0
         waited = now - self._preparing_since
         is_late = waited >= _LONGEST_REBALANCE and bool(owned)
-        told = self._prepared >= _PREPARED_ANSWERS and waited >= self._notice
+        told = self._prepared >= _PREPARED_ANSWERS and waited >= self._notice and not self._read
         if (settled or is_late) and (told or (self._shown is None and not self._has_set)):
             # Without a set it waits for one, and takes the first that it is told of.
             self._shown, self._preparing_since = owned or None, None
@@ -271,6 +279,8 @@ class WireMember:
     def handled(self, fetched: dict[int, int]) -> dict[int, int]:
         """The offsets handled when this heartbeat was sent: those that the one before reported."""
         handled, self._fetched = self._fetched, fetched
+        moved = fetched.items() - handled.items() if handled else ()
+        self._read = frozenset(number for number, _ in moved)
         return handled
 
 
@@ -538,8 +548,9 @@ class DmqWire:
                 # so it is told PREPARING_REBALANCE first, whatever set it has.
                 await self._take_in(*key)
                 known = await self._remember(call, *key, has_set=True)
+            handled = known.handled(_by_partition(asked.offsets or {}))
             if who is None or not who.expired:
-                await self._commit(known, key, asked.offsets or {})
+                await self._commit(known, key, handled)
             # Nothing comes after it: what it says counts as told.
             return self._answer(known, asked)
         except PxrsError as error:
@@ -576,17 +587,13 @@ class DmqWire:
         return member.reply(owned, told.settled, told.generation, self._clock.monotonic())
 
     async def _commit(
-        self, member: WireMember, key: tuple[str, str], offsets: dict[str, int]
+        self, member: WireMember, key: tuple[str, str], handled: dict[int, int]
     ) -> None:
         """Commit what was handled in partitions that it owns; it reports those of others, too.
 
         It fails in the log only, and waits for a while only: the client looks at no state in an
         answer that is no success, or that is late. What was not committed the next heartbeat has.
         """
-        fetched = {
-            int(text): at for text, at in offsets.items() if text.isdecimal() and len(text) <= 9
-        }
-        handled = member.handled(fetched)
         former = member.committing
         if handled and (former is None or former.done()):
             member.committing = asyncio.create_task(self._commit_handled(member, key, handled))
@@ -619,6 +626,10 @@ class DmqWire:
 
 def _broker(node: NodeInfo) -> Broker:
     return Broker(node.number, *node.endpoint)
+
+
+def _by_partition(offsets: dict[str, int]) -> dict[int, int]:
+    return {int(text): at for text, at in offsets.items() if text.isdecimal() and len(text) <= 9}
 
 
 def _reply(state: str, partitions: tuple[int, ...], generation: int) -> GroupReply:
