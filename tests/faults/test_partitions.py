@@ -16,7 +16,7 @@ from pxrs.errors import OutcomeUnknown, StoreUnavailable
 from pxrs.types import Check, Conflict, Put
 from support.loaded import GROUP
 from support.site import open_coord
-from support.split_group import SplitGroup, isolate_leader
+from support.split_group import FAULTS, Fault, SplitGroup, isolate_leader
 
 pytestmark = [pytest.mark.engine("etcd"), pytest.mark.long, pytest.mark.thorough]
 
@@ -48,3 +48,14 @@ def test_a_leader_without_followers_commits_nothing(tmp_path: Path) -> None:
         group.judge()
     finally:
         group.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS[1:], ids=lambda fault: fault.__name__)
+def test_nothing_is_lost_and_nothing_has_two_owners(tmp_path: Path, fault: Fault) -> None:
+    with closing(SplitGroup(tmp_path, to_be_killed=True)) as group:
+        group.settle()
+        fault(group, Random(3))
+        group.network.heal()
+        group.settle()
+        group.finish()
+        group.judge()

@@ -11,16 +11,17 @@ from random import Random
 
 import pytest
 
-from support.split_log import SplitLog, isolate_leader
+from support.split_log import FAULTS, Fault, SplitLog
 
 pytestmark = [pytest.mark.engine("nats"), pytest.mark.long, pytest.mark.thorough]
 
 
-def test_a_leader_without_followers_loses_no_message(tmp_path: Path) -> None:
-    """What was acknowledged is there once, in order, and was handled so."""
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_was_acknowledged_is_there_once_and_in_order(tmp_path: Path, fault: Fault) -> None:
+    """And was handled so."""
     with closing(SplitLog(tmp_path)) as group:
         group.settle()
-        isolate_leader(group, Random(0))
+        fault(group, Random(3))
         group.network.heal()
         group.settle()
         group.finish()

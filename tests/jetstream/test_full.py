@@ -215,18 +215,19 @@ def send(log: JetStreamLog, where: LogPartition) -> object:
 
 
 @pytest.mark.thorough
-def test_a_full_disk_of_one_of_three(new_engine: NewEngine, disks: list[Disk]) -> None:
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
+def test_a_full_disk_of_one_of_three(new_engine: NewEngine, disks: list[Disk], leads: bool) -> None:
     """Two others are a majority; the one comes back when it is restarted with room."""
     engine = new_engine("nats", nodes=3, disks=[disk.folder for disk in disks])
     with closing(opened(f"{engine.url}?replicas=3")) as log:
         log.create(HERE.topic_id, 1)
         append(log, HERE, batch(b"first"))
-        follower = (leader_of(engine.url, "pxrs_t-1") + 1) % 3
-        disks[follower].leave(MB)
+        full = (leader_of(engine.url, "pxrs_t-1") + (0 if leads else 1)) % 3
+        disks[full].leave(MB)
         for number in range(1, 40):
             assert append(log, HERE, batch(b"x" * 60_000)) == [number]
-        disks[follower].free()
-        engine.restart(follower)
-        engine.stop((follower + 1) % 3)
+        disks[full].free()
+        engine.restart(full)
+        engine.stop((full + 1) % 3)
         assert append(log, HERE, batch(b"again")) == [40]
         assert sorted(values_in(log, HERE)) == list(range(41))

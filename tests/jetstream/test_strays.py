@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 from collections.abc import Mapping
+from contextlib import closing
 
 import pytest
 
 import nats
 import pxrs
 from pxrs.codec.batches import decode
-from pxrs.stores.jetstream.entries import BATCH, INLINE, PRODUCERS
+from pxrs.stores.jetstream.entries import BATCH, INLINE, PRODUCERS, to_headers
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.jetstream.topics import Part
 from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import Append, Appended, Bounds, Fence, LogPartition
+from support.engine_fixtures import NewEngine
 from support.jetstream import opened
 
 pytestmark = pytest.mark.engine("nats")
@@ -242,3 +245,55 @@ def _root_of(url: str, stream: str) -> str:
             await client.close()
 
     return asyncio.run(ask())
+
+
+def store_too_late(log: JetStreamLog, port: int) -> None:
+    """Store another batch in the place of the last one, behind it.
+
+    As a leader does that has lost its last message and its majority: it believes that the one
+    before is the last, and what it accepts so is stored by the next leader.
+    """
+    late = batch(b"x", b"y", b"z")
+    last = log._run(log._reading._ends.tail(part_of(log)))
+    size = len(late.data)
+    entry = last._replace(
+        writer="late",
+        next=last.base + late.count,
+        size=size,
+        total=last.total_before + size,
+        max_timestamp=late.max_timestamp,
+    )
+    data = entry.base.to_bytes(8, "big") + bytes(late.data[8:])
+    # The server reads the first of equal headers, clients the last.
+    headers = [(_EXPECTED, str(last.seq)), *to_headers(entry).items()]
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    head = f"NATS/1.0\r\n{lines}\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port)) as server:
+        server.sendall(b'CONNECT {"headers": true, "verbose": false}\r\n')
+        place = f"HPUB {part_of(log).batches} {len(head)} {len(head) + len(data)}\r\n"
+        server.sendall(place.encode() + head + data + b"\r\nPING\r\n")
+        heard = b""
+        while b"PONG" not in heard:
+            heard += server.recv(4096)
+
+
+def test_a_batch_that_came_too_late_is_stepped_over(new_engine: NewEngine) -> None:
+    engine = new_engine("nats", nodes=3)
+    url = f"{engine.url}?replicas=3"
+    with closing(opened(url)) as log:
+        log.create("t-1", 1)
+        append(log, HERE, batch(b"a"))
+        append(log, HERE, batch(b"b"))
+        store_too_late(log, engine.ports[0])
+        with closing(opened(url)) as cold:
+            assert cold.bounds("t-1") == {0: Bounds(0, 2)}
+            assert append(cold, HERE, batch(b"c")) == [2]
+        assert append(log, HERE, batch(b"d")) == [3]
+        store_too_late(log, engine.ports[0])
+        assert append(log, HERE, batch(b"e")) == [4]
+        with closing(opened(url)) as cold:
+            expected = dict(enumerate([b"a", b"b", b"c", b"d", b"e"]))
+            assert values_in(log, HERE) == values_in(cold, HERE) == expected
+            assert [cold.fetch(HERE, offset, 1).batches[0].base for offset in range(5)] == [
+                *range(5)
+            ]

@@ -168,4 +168,5 @@ def _for_a_while(random: Random) -> None:
     threading.Event().wait(random.uniform(0.0, 2 * TTL))
 
 
-FAULTS = (isolate_leader, isolate_any, cut_pair, shatter, freeze, kill)
+Fault = Callable[[SplitGroup, Random], None]
+FAULTS: tuple[Fault, ...] = (isolate_leader, isolate_any, cut_pair, shatter, freeze, kill)

@@ -268,4 +268,5 @@ def _for_a_while(random: Random) -> None:
     threading.Event().wait(random.uniform(0.0, 15.0))
 
 
-FAULTS = (isolate_leader, isolate_any, cut_pair, shatter, freeze, kill)
+Fault = Callable[[SplitLog, Random], None]
+FAULTS: tuple[Fault, ...] = (isolate_leader, isolate_any, cut_pair, shatter, freeze, kill)

@@ -371,8 +371,10 @@ class _Attempt:
             if stored is not None and entry is None:
                 seq = stored.seq
                 continue
-            if entry is not None and entry.base == before.next and not goes_on(entry, before):
-                # Another program's, which only looks like the next one.
+            if entry is not None and (
+                entry.before < seq or (entry.base == before.next and not goes_on(entry, before))
+            ):
+                # Another program's, which only looks like the next one, or one that came too late.
                 seq = entry.seq
                 continue
             if entry is None or entry.base != before.next:

@@ -156,6 +156,8 @@ class Ends:
 
     async def is_placed(self, part: Part, entry: Entry) -> bool:
         """Whether a batch goes on from the last one before it that is ours."""
+        if await self._is_late(part, entry, None):
+            return False
         if await self._goes_on(part, entry, None):
             return True
         if not entry.before:
@@ -166,9 +168,24 @@ class Ends:
     async def _checked(self, part: Part, last: Stored, known: Entry | None) -> Entry:
         """The last batch, given the last message, which may be a stray one."""
         entry = entry_of(last)
-        if entry is not None and await self._goes_on(part, entry, known):
+        is_ours = entry is not None and not await self._is_late(part, entry, known)
+        if entry is not None and is_ours and await self._goes_on(part, entry, known):
             return entry
         return await self._before(part, last.seq, known)
+
+    async def _is_late(self, part: Part, entry: Entry, known: Entry | None) -> bool:
+        """Whether another message has come before a batch, behind the one that it names.
+
+        The leader refuses such a batch. But one that has lost its last message, as with a full
+        disk, and its majority with it, accepts it, and the next leader stores it. Nobody was told
+        so: its writer looks for it, and sends it again.
+        """
+        if not may_be_late(part, entry):
+            return False
+        if known is not None and entry.before <= known.last_seq < entry.seq:
+            return entry.before < known.last_seq
+        first = await self._streams.next(part.stream, part.batches, entry.before + 1)
+        return first is not None and first.seq < entry.seq
 
     async def _goes_on(self, part: Part, entry: Entry, known: Entry | None) -> bool:
         """Whether a batch goes on from the message before it; false if that is a stray one."""
@@ -218,6 +235,11 @@ class Ends:
             found += [each for each in some if each.seq <= last]
             first = some[-1].seq + 1
         return found
+
+
+def may_be_late(part: Part, entry: Entry) -> bool:
+    """Whether there can be messages between a batch and the one behind which it was to come."""
+    return part.replicated and entry.before < entry.seq - 1
 
 
 def _beyond(floor: Floor, tail: Entry) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from pxrs.errors import DamagedBatch, OffsetOutOfRange
-from pxrs.stores.jetstream.ends import Ends
+from pxrs.stores.jetstream.ends import Ends, may_be_late
 from pxrs.stores.jetstream.entries import Entry, Floor, above, below
 from pxrs.stores.jetstream.failures import WRONG_SEQUENCE, full, passing, translated
 from pxrs.stores.jetstream.strays import Sums, entry_of, goes_on
@@ -175,7 +175,8 @@ class Reading:
             if entry is not None and entry.seq <= tail.seq and entry.next > tail.next:
                 entry = None
             if entry is not None and (not sure or await self._ends.is_placed(part, entry)):
-                part.mark(entry)
+                if sure or not may_be_late(part, entry):
+                    part.mark(entry)
                 return entry
             part.tell_stray(found[0].seq)
             seq = found[0].seq + 1

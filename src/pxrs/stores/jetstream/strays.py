@@ -8,6 +8,9 @@ Pure. A batch of pxrs has headers that fit its bytes and names the message it wa
 which the server has checked. Its offsets begin where those of the batch before it end, and so do
 the sums over all batches: the bytes, and the newest time. All who read or append judge so: a batch
 that one took and another left out would be lost to a third, or read twice.
+
+A leader that lost its last message may accept a batch for the place of that message. It comes too
+late: it is stored behind the one that has the place already, and is left out, too.
 """
 
 from __future__ import annotations
