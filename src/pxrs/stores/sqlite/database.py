@@ -316,7 +316,9 @@ class Database:
     def _commit_error(self, error: sqlite3.Error) -> PxrsError:
         if is_io_error(error):
             self._in_doubt = True
-            return OutcomeUnknown(f"the disk failed while committing to {self.path}")
+            return OutcomeUnknown(
+                f"the disk failed while committing to {self.path}, or its user's quota is used up"
+            )
         return translate(error, self.path)
 
     def rollback(self, turn: Turn) -> None:

@@ -78,7 +78,8 @@ def translate(error: Exception, path: str) -> PxrsError:
             f"{path} can't be opened ({error}); its folder must exist and be writable"
         )
     if code == _IOERR:
-        # SQLite tells a full disk apart, but not a quota that is used up.
+        # SQLite tells a full disk apart, but not a quota that is used up, and hides the system's
+        # error number. Both may pass: so it is retryable.
         return StoreUnavailable(
             f"the disk failed under {path} ({error}), or its user's quota is used up"
         )
