@@ -27,8 +27,10 @@ def test_few_commits_are_refused(zookeeper_url: str, monkeypatch: pytest.MonkeyP
     run = Commits.run
     outcomes: list[Done | Refused] = []
 
-    def counted(self: Commits, operations: Sequence[Operation], deadline: float) -> Done | Refused:
-        outcome = run(self, operations, deadline)
+    def counted(
+        self: Commits, operations: Sequence[Operation], deadline: float, carries: int
+    ) -> Done | Refused:
+        outcome = run(self, operations, deadline, carries)
         outcomes.append(outcome)
         return outcome
 
@@ -70,13 +72,13 @@ def test_a_process_that_mostly_comes_too_late_warns_of_it_once(
     left = 0
 
     def overtaken(
-        self: Commits, operations: Sequence[Operation], deadline: float
+        self: Commits, operations: Sequence[Operation], deadline: float, carries: int
     ) -> Done | Refused:
         nonlocal left
         if left:
             left -= 1
             return Refused(operations[-1], zk.BadVersionError())
-        return run(self, operations, deadline)
+        return run(self, operations, deadline, carries)
 
     coord = ZooKeeperCoord(zookeeper_settings(parse_url(zookeeper_url)))
     monkeypatch.setattr(Commits, "run", overtaken)

@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 from pxrs.errors import Closed, ConfigError, OutcomeUnknown, PxrsError
 from pxrs.stores.zookeeper.failures import DOUBTFUL, came_back_empty, zk
-from pxrs.stores.zookeeper.link import Link
+from pxrs.stores.zookeeper.link import Link, time_to_carry
 
 _VOID = b"void"
+# How long it may take at most to find out what became of a multi that has used up all its time.
+_GRACE = 2.0
 
 
 class Operation(NamedTuple):
@@ -83,15 +85,17 @@ class Commits:
         self._link.make(self._name_path, value=secrets.token_hex(8).encode())
         self._name = self._read_name(self._link.deadline())
 
-    def run(self, operations: Sequence[Operation], deadline: float) -> Done | Refused:
-        """Do all of the operations, or none.
+    def run(
+        self, operations: Sequence[Operation], deadline: float, carries: int = 0
+    ) -> Done | Refused:
+        """Do all of the operations, or none. `carries`: their size in bytes, about.
 
         Raises `OutcomeUnknown` if there was no answer and the outcome can't be found out,
         `StoreUnavailable` if the multi was not sent.
         """
         while True:
             slot = self._take(deadline)
-            outcome = self._try(slot, operations, deadline)
+            outcome = self._try(slot, operations, deadline, carries)
             if outcome is not None:
                 # Not reused after an error: what was sent may still find the slot as it expects.
                 with self._lock:
@@ -113,7 +117,7 @@ class Commits:
         return bytes(name)
 
     def _try(
-        self, slot: _Slot, operations: Sequence[Operation], deadline: float
+        self, slot: _Slot, operations: Sequence[Operation], deadline: float, carries: int
     ) -> Done | Refused | None:
         """Send the multi; None if the slot was gone: nothing happened, another one is needed."""
         mark = secrets.token_hex(12).encode()
@@ -130,9 +134,11 @@ class Commits:
             return multi.commit_async()
 
         try:
-            results = self._link.once(send, deadline)
+            results = self._link.once(send, deadline, carries=carries)
         except DOUBTFUL as error:
-            return self._settle(slot, mark, error, deadline)
+            # The time may be up, because it has carried much.
+            grace = self._link.deadline(min(_GRACE, time_to_carry(carries)))
+            return self._settle(slot, mark, error, max(deadline, grace))
         except (Closed, ConfigError) as error:
             # The connection was closed, by this process or by the server.
             if not sent:

@@ -146,7 +146,6 @@ class ZooKeeperCoord:
     ) -> Committed | Conflict:
         """Commit; adds the folders to `made` that were made for it."""
         folders = {path_of(self._root, write.key).rpartition("/")[0] for write in writes}
-        begun = deadline
         fresh = False
         cut_off = 0
         while True:
@@ -156,14 +155,16 @@ class ZooKeeperCoord:
             size = size_of(plan.operations)
             if size > MOST_BYTES:
                 raise too_large(size)
-            deadline = max(deadline, begun + time_to_carry(size))
             made += self._folders.require(folders, deadline)
             self._planner.note_guards(plan)
-            outcome = self._commits.run(plan.operations, deadline)
+            outcome = self._commits.run(plan.operations, deadline, size)
             self._crowding.note(crowded=isinstance(outcome, Refused))
             if isinstance(outcome, Done):
                 return self._planner.done(plan, outcome)
             self._sort_out(plan, outcome, folders)
+            if not isinstance(outcome.error, DOUBTFUL):
+                # It has to be sent again.
+                deadline += time_to_carry(size)
             cut_off = cut_off + 1 if isinstance(outcome.error, zk.ConnectionLoss) else 0
             if cut_off == _CUT_OFF:
                 cut_off = 0

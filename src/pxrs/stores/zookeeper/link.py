@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
@@ -122,9 +124,9 @@ class Link:
         """The timeout of a request."""
         return self._settings.timeout
 
-    def deadline(self) -> float:
-        """Returns when a request that begins now gives up."""
-        return self._clock.monotonic() + self.timeout
+    def deadline(self, patience: float | None = None) -> float:
+        """Returns when a request that begins now gives up: after `patience`, or the timeout."""
+        return self._clock.monotonic() + (self.timeout if patience is None else patience)
 
     def is_late(self, deadline: float) -> bool:
         return self._clock.monotonic() >= deadline
@@ -196,12 +198,16 @@ class Link:
         send: Callable[[Any], Any],
         deadline: float,
         expected: tuple[type[Exception], ...] = (),
+        *,
+        carries: int = 0,
     ) -> Any:
         """Send once, over an established connection; after `DOUBTFUL` errors the outcome is open.
 
-        Raises `StoreUnavailable` if there was no connection: then it was not sent.
+        Raises `StoreUnavailable` if there was no connection: then it was not sent. A request that
+        carries many bytes has more time once there is one.
         """
         self._await_connection(deadline)
+        deadline += time_to_carry(carries)
         try:
             answer = send(self.client)
             if hasattr(answer, "get"):
@@ -281,6 +287,7 @@ class Link:
             read_timeout, connect_timeout = connect(*args)
             self._turned_away = False
             self.negotiated = read_timeout * 1.5 / 1000
+            self._handler.patience = read_timeout / 1000
             return read_timeout, connect_timeout
 
         connection._connect = learn
@@ -444,6 +451,9 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 # kazoo's threads wait for sockets several times for every request. kazoo makes a new epoll for each
 # wait: four more system calls. `poll` does it in one.
+#
+# And kazoo finds out that a server is silent by a ping, which it sends only if it has sent nothing
+# else for a while. So it would stay with a frozen server as long as there are new requests.
 
 _READABLE = select.POLLIN | select.POLLPRI
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -455,18 +465,23 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads, with a cheaper wait, and with TLS that checks the server's name.
 
     kazoo's own way to connect checks no names, and trusts the system's authorities besides the
-    one that is given. `refused`: why the last server's certificate was not accepted.
+    one that is given. `refused`: why the last server's certificate was not accepted. `patience`:
+    after how many seconds without a word the connection is given up, if something was asked.
     """
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self._context = context
         self.refused: str | None = None
+        self.patience = math.inf
+        # When the first request was sent since the server has said something.
+        self._asked: float | None = None
 
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **_: Any
     ) -> socket.socket:
         """Connect to one server. After any `OSError` kazoo tries the next one."""
+        self._asked = None
         plain = socket.create_connection(address, timeout)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -488,6 +503,25 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self, readers: Sockets, writers: Sockets, others: Sockets, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return which can be read from, and which written to. kazoo does not use `others`."""
+        # Only kazoo's loop waits for two: the server, and requests that it has to send.
+        if len(readers) < 2:
+            return self._select(readers, writers, timeout)
+        now = time.monotonic()
+        left = math.inf if self._asked is None else self._asked + self.patience - now
+        wait = min(left, math.inf if timeout is None else timeout)
+        found = self._select(readers, writers, None if wait == math.inf else max(0.0, wait))
+        server, requests = readers
+        if server in found[0]:
+            self._asked = None
+        elif left <= 0:
+            raise KazooTimeoutError("the server does not answer")
+        elif requests in found[0] and self._asked is None:
+            self._asked = time.monotonic()
+        return found
+
+    def _select(
+        self, readers: Sockets, writers: Sockets, timeout: float | None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
         poll = select.poll()
         wanted = [(fileobj_to_fd(each), _READABLE) for each in readers]
         wanted += [(fileobj_to_fd(each), select.POLLOUT) for each in writers]

@@ -20,7 +20,7 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.config import ServerSettings
-from pxrs.errors import SessionLost
+from pxrs.errors import Closed, SessionLost
 from pxrs.stores.api import validate_ttl
 from pxrs.stores.zookeeper.failures import zk
 from pxrs.stores.zookeeper.link import Farewell, Link, agreed
@@ -57,6 +57,9 @@ class ZooKeeperSession:
             self._link.call(look, expected=(zk.NoNodeError,))
         except zk.NoNodeError:
             self.abandon()
+            raise self._lost() from None
+        except Closed:
+            # Its time was up while the servers said nothing.
             raise self._lost() from None
         self._renewed = max(self._renewed, sent)
         self._heard = max(self._heard, sent)
