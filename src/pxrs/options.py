@@ -174,6 +174,21 @@ class TransactionOptions(TypedDict, total=False):
     strict: bool
 
 
+class DeadOptions(TypedDict, total=False):
+    """Options that choose dead items of a queue. An item must match all that are given.
+
+    ids: the items with these ids.
+    key: the items with this key.
+    error: the items whose error contains this text.
+    dead_for: the items that have been dead for at least so many seconds.
+    """
+
+    ids: Sequence[int] | None
+    key: str | None
+    error: str | None
+    dead_for: float | None
+
+
 class ListenOptions(TypedDict, total=False):
     """Options of `px.listen`.
 

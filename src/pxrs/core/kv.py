@@ -90,33 +90,33 @@ def slot_of_shard(shard: int) -> int:
 
 
 def record_key(key: bytes) -> str:
-    """Where a key's record lies. In hex, keys sort as their bytes do."""
+    """The name of a key's record. In hex, keys sort as their bytes do."""
     return RECORDS + key.hex()
 
 
 def head_key(shard: int) -> str:
-    """Where a shard's head lies."""
+    """The name of a shard's head."""
     return f"{HEADS}{shard:04x}"
 
 
 def once_key(key: bytes, once: str) -> str:
-    """Where the answer to a write with an idempotency key lies: each key has its own."""
+    """The name of the record with the answer to a write with an idempotency key, for each key."""
     digest = hashlib.blake2b(once.encode(), key=hashlib.blake2b(key).digest()[:32], digest_size=16)
     return ONCES + digest.hexdigest()
 
 
 def due_key(expires_ms: int, key: bytes) -> str:
-    """Where a value that expires is listed, by time."""
+    """The name under which a value that expires is listed, by time."""
     return f"{DUES}{expires_ms:016d}/{hashlib.blake2b(key, digest_size=16).hexdigest()}"
 
 
 def timer_key(key: bytes) -> str:
-    """Where a value's time to live lies, in a store without a clock."""
+    """The name of the record of a value's time to live, in a store without a clock."""
     return TIMERS + hashlib.blake2b(key, digest_size=16).hexdigest()
 
 
 def writer_key(writer: str) -> str:
-    """Where the last batch of a writer lies."""
+    """The name of the record of a writer's last batch."""
     return WRITERS + writer
 
 

@@ -82,7 +82,7 @@ class Progress:
             self._finish(start, end)
 
     def _gap_before(self, offset: int, otherwise: int) -> int:
-        """Where the gap before this message begins, as it was found last."""
+        """The start of the gap before this message, as it was found last."""
         for first, offsets in reversed(self._stretches):
             place = bisect_left(offsets, offset)
             if place < len(offsets) and offsets[place] == offset:

@@ -52,7 +52,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pending(start: int, until: int, ends: dict[int, int], targets: Mapping[int, int]) -> Pending:
-    """What is recorded of a copy of these messages: their offsets, and the partition of each."""
+    """The record of a copy of these messages: their offsets, and the partition of each."""
     places: dict[int, list[int]] = {}
     for offset, partition in targets.items():
         places.setdefault(partition, []).append(offset - start)

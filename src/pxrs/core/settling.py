@@ -30,7 +30,7 @@ class _Wait(NamedTuple):
     since: float
 
     def seen(self, running: frozenset[str] | None) -> _Wait:
-        """What is left to wait for after a look.
+        """Returns what is left to wait for after a look.
 
         A look that sees nobody proves nobody's end. The first that sees anybody names everyone who
         has to be waited for: whoever has an id up to `top` ran before, and runs still or has ended.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic
+from collections.abc import Collection, Iterator, Sequence
+from typing import Generic, Unpack
 
 import msgspec
 
 from pxrs.clock import Clock
 from pxrs.errors import InvalidRequest, QueueNotFound, quoted
+from pxrs.options import DeadOptions, filled, refuse_unknown, takes
 from pxrs.queues.item import decode_body
 from pxrs.serde import Serde
 from pxrs.stores.api import QueueStore
@@ -66,7 +67,7 @@ class ItemInfo(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Selects dead items: those that match all given fields."""
 
-    ids: tuple[int, ...] | None = None
+    ids: Collection[int] | None = None
     key: str | None = None
     error: str | None = None
     dead_for: float | None = None
@@ -137,57 +138,41 @@ class Queues:
 
     # Dead letters
 
+    @takes(DeadOptions, defaults=[DeadFilter])
     def dead(
         self,
         name: str,
         limit: int | None = 100,
         *,
-        ids: Sequence[int] | None = None,
-        key: str | None = None,
-        error: str | None = None,
-        dead_for: float | None = None,
         serde: Serde[Plain] | None = None,
+        **options: Unpack[DeadOptions],
     ) -> Sequence[ItemInfo[Plain]]:
         """Items that used up their deliveries, with the error of the last one."""
-        wanted = _filter(ids, key, error, dead_for)
         found = []
-        for item in self._matching(name, wanted):
+        for item in self._matching(name, "dead", options):
             found.append(_shown(name, item, serde))
             if len(found) == limit:
                 break
         return found
 
-    def redrive(
-        self,
-        name: str,
-        *,
-        ids: Sequence[int] | None = None,
-        key: str | None = None,
-        error: str | None = None,
-        dead_for: float | None = None,
-    ) -> int:
+    @takes(DeadOptions, defaults=[DeadFilter])
+    def redrive(self, name: str, **options: Unpack[DeadOptions]) -> int:
         """Put dead items back at the end of the queue and reset their delivery counts; how many."""
-        return self._each_page(name, _filter(ids, key, error, dead_for), self._store.redrive)
+        found = [item.id for item in self._matching(name, "redrive", options)]
+        pages = (found[start : start + _PAGE] for start in range(0, len(found), _PAGE))
+        return sum(self._store.redrive(name, page) for page in pages)
 
-    def drop(
-        self,
-        name: str,
-        *,
-        ids: Sequence[int] | None = None,
-        key: str | None = None,
-        error: str | None = None,
-        dead_for: float | None = None,
-    ) -> int:
+    @takes(DeadOptions, defaults=[DeadFilter])
+    def drop(self, name: str, **options: Unpack[DeadOptions]) -> int:
         """Remove dead items for good; returns how many."""
-        return self._each_page(name, _filter(ids, key, error, dead_for), self._store.drop)
+        found = [item.id for item in self._matching(name, "drop", options)]
+        pages = (found[start : start + _PAGE] for start in range(0, len(found), _PAGE))
+        return sum(self._store.drop(name, page) for page in pages)
 
-    def _each_page(
-        self, name: str, wanted: DeadFilter, change: Callable[[str, Sequence[int]], int]
-    ) -> int:
-        ids = [item.id for item in self._matching(name, wanted)]
-        return sum(change(name, ids[start : start + _PAGE]) for start in range(0, len(ids), _PAGE))
-
-    def _matching(self, name: str, wanted: DeadFilter) -> Iterator[StoredItem]:
+    def _matching(self, name: str, call: str, options: DeadOptions) -> Iterator[StoredItem]:
+        refuse_unknown(call, options, DeadOptions)
+        ids = options.get("ids")
+        wanted = filled(DeadFilter, options, ids=None if ids is None else frozenset(ids))
         self._find(name)
         now_ms, after = self._clock.wall_ms(), 0
         while page := self._store.peek(name, [ItemState.DEAD], after=after, limit=_PAGE):
@@ -219,14 +204,6 @@ class Queues:
             put=stats.put,
             done=stats.done,
         )
-
-
-def _filter(
-    ids: Sequence[int] | None, key: str | None, error: str | None, dead_for: float | None
-) -> DeadFilter:
-    return DeadFilter(
-        ids=None if ids is None else tuple(ids), key=key, error=error, dead_for=dead_for
-    )
 
 
 def _state(name: str) -> ItemState:

@@ -256,7 +256,7 @@ class Cluster:
 
 
 def _grpc_address(member: MemberRecord) -> str:
-    """Where a node serves gRPC, from the `client` field of its member record."""
+    """The address at which a node serves gRPC, from the `client` field of its member record."""
     return member.client.removeprefix(_GRPC) if member.client.startswith(_GRPC) else ""
 
 

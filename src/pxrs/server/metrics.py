@@ -207,7 +207,7 @@ class Metrics:
 
 
 class _Gauges:
-    """What a look has found, until it is complete."""
+    """Collects the values that one look finds, until it is complete."""
 
     def __init__(self, *metrics: Metric) -> None:
         self.metrics = metrics

@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was written."""
+    """The place at which a message was written."""
 
     partition: int
     offset: int

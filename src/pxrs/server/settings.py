@@ -167,13 +167,13 @@ class ServeSettings(Shy, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.node_id or f"{host[:50] or 'node'}-{port}"
 
     def advertised(self, port: int) -> Endpoint:
-        """Where others reach the node, given the port that it listens on."""
+        """The address at which others reach the node, given the port that it listens on."""
         if self.advertise:
             return parse_endpoint("advertise", self.advertise)
         return self.endpoint._replace(port=port)
 
     def grpc_advertised(self, port: int) -> Endpoint:
-        """Where clients reach its gRPC API, given the port that it listens on."""
+        """The address at which clients reach its gRPC API, given the port that it listens on."""
         if self.grpc_advertise:
             return parse_endpoint("grpc_advertise", self.grpc_advertise)
         if self.advertise:

@@ -83,7 +83,7 @@ class HeldMember:
 
     @property
     def shown(self) -> frozenset[TopicPartition]:
-        """What an answer would show now."""
+        """The partitions that an answer would show now."""
         with self._lock:
             return frozenset(self._shown())
 

@@ -87,7 +87,7 @@ class Told(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the group's last look has found for a member, once it has acted on it."""
+    """The findings of the group's last look about a member, once it has acted on them."""
 
     generation: int = 0
     # Its partitions in that generation.

@@ -1,4 +1,4 @@
-"""What calls of `pxrs://` clients add to the node's metrics. Thread-safe."""
+"""Adds the calls of `pxrs://` clients to the node's metrics. Thread-safe."""
 
 from __future__ import annotations
 

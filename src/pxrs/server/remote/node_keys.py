@@ -45,7 +45,7 @@ class NodeKeys:
         return answers
 
     def read(self, keys: list[bytes]) -> list[Entry | None]:
-        """What the first of these keys have now, as many as an answer holds."""
+        """The present entries of the first of these keys, as many as an answer holds."""
         if not keys:
             raise InvalidRequest("a read needs keys")
         found: list[Entry | None] = []

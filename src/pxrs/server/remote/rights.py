@@ -1,4 +1,4 @@
-"""What a call of `pxrs.v1` needs: pure rules, from a method and its arguments to rights.
+"""The rights that a call of `pxrs.v1` needs: pure rules, by its method and arguments.
 
 A call that no rule knows, and a record whose key none knows, need `cluster:store:admin`: what is
 added to the seams or to the store is closed until a rule here opens it. What opens:
@@ -162,7 +162,7 @@ def owner_of(key: str) -> Owner | None:
 
 
 def to_see(key: str) -> Wanted:
-    """What reading a record needs, or a folder within one group's: any right on its owner."""
+    """The rights to read a record, or a folder within one group's: any right on its owner."""
     owner = owner_of(key)
     if owner is None:
         return (CLUSTER,)
@@ -204,7 +204,7 @@ def _to_write(write: Write) -> Iterable[Wanted]:
 
 
 def _to_put(put: Put, owner: Owner) -> Iterable[Wanted]:
-    """What else the content of a group's record needs."""
+    """The further rights that the content of a group's record needs."""
     if owner.folder == "members":
         # One who joins is told of its topics, and gets partitions of them.
         for topic in _member(put, owner).topics:
@@ -258,7 +258,7 @@ def _commit(checks: Iterable[Check], writes: Iterable[Write]) -> Iterable[Wanted
 
 
 def watched(where: Sequence[str], identity: Identity) -> list[str]:
-    """What to watch for the identity: of the folder of topics the records that it may see.
+    """Narrows what an identity watches: of the folder of topics to the records that it may see.
 
     Where it may see all with a prefix it is the folder itself: it hears that some topic was made
     or deleted, not which.
@@ -291,7 +291,7 @@ def of_queue(name: str, action: Action) -> Wanted:
 
 
 def to_append(append: Append, topic_of: TopicOf) -> Wanted:
-    """What appending one batch needs."""
+    """The rights to append one batch."""
     return _log(append.where.topic_id, "write", topic_of)
 
 
@@ -327,14 +327,14 @@ def _expire(where: LogPartition, topic_of: TopicOf) -> Wanted:
 
 
 class Kept(NamedTuple):
-    """What of a partition need not be kept."""
+    """The limits of what a partition has to keep."""
 
     before_timestamp: int | None
     max_bytes: int | None
 
 
 def kept(topic: Topic, asked: Kept, now_ms: int) -> Kept:
-    """What a writer may expire: no more than the topic's retention says."""
+    """Limits what a writer may expire to what the topic's retention says."""
     before, most = asked
     if topic.retention_ms is None:
         before = None

@@ -228,7 +228,7 @@ class StoreService:
 
     @property
     def hello(self) -> Hello:
-        """What clients are told of the store."""
+        """The description of the store that clients get."""
         abilities = {"now"} if isinstance(self.stores.coord, TellsTime) else set()
         with suppress(NotAtomic, PxrsError):
             self.stores.atomic()
@@ -760,7 +760,7 @@ def _pages(
     place: Callable[[T], Any],
     weigh: Callable[[T], int],
 ) -> tuple[list[T], bool]:
-    """What there is, read page by page until it is much; whether it ends before all is there."""
+    """Reads pages until it has much; returns that, and whether it ended before all was read."""
     if limit is not None and limit < 1:
         return read(after, limit), False
     found: list[T] = []
@@ -780,7 +780,7 @@ def _pages(
 
 
 def _told(error: PxrsError) -> PxrsError:
-    """What a client is told. What a store says may name its address and its users."""
+    """The error that a client gets. A store's own text may name its address and its users."""
     if not isinstance(error, StoreError):
         return error
     _LOG.warning("a call failed: %s", error)

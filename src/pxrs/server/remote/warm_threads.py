@@ -74,7 +74,7 @@ class WarmThreads:
             thread.give(None)
 
     def _next(self, thread: _Thread) -> Work | None:
-        """What a thread does now that it is free; None once there is nothing more to come."""
+        """The next work of a thread that is free; None once no more will come."""
         with self._lock:
             if self._waiting and self._busy <= self._few:
                 return self._waiting.popleft()

@@ -48,7 +48,7 @@ class TopicList(Struct, frozen=True):
 
 
 class PartitionAnswer(Struct, frozen=True):
-    """What a partition holds: offsets from `start` up to, not including, `end`."""
+    """The messages of a partition: offsets from `start` up to, not including, `end`."""
 
     partition: int
     start: int
@@ -104,7 +104,7 @@ class ProduceOnce(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Produced(Struct, frozen=True):
-    """Where each message was written, in the order of the request."""
+    """The partition and offset of each message, in the order of the request."""
 
     positions: list[Placed]
 

@@ -110,7 +110,7 @@ _LOCK_WAIT = 5
 
 
 class _Meaning(NamedTuple):
-    """What stands under the table's name; sequences by oid, with their names and files."""
+    """The relation under the table's name; sequences by oid, with their names and files."""
 
     oid: int
     kind: str

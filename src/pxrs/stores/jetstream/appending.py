@@ -419,7 +419,7 @@ async def from_aside(streams: Streams, part: Part, producer: int) -> Known | Non
 
 
 async def _aside(streams: Streams, part: Part, producer: int) -> tuple[int, Known | None]:
-    """Where a producer's state was put, and the state unless another program wrote it."""
+    """Reads the sequence at which a producer's state was put, and the state if pxrs wrote it."""
     stored = await streams.last(part.stream, f"{part.aside}.{producer}")
     if stored is None:
         return 0, None

@@ -35,7 +35,7 @@ _MOST = 2**63 - 1
 
 
 class Sums(Protocol):
-    """Where a batch ends: its last offset, and the sums over all batches up to it."""
+    """The end of a batch: its last offset, and the sums over all batches up to it."""
 
     @property
     def next(self) -> int: ...

@@ -493,7 +493,7 @@ class Mark(NamedTuple):
 
     @property
     def next(self) -> int:
-        """Where the batches before it end."""
+        """The end of the batches before it."""
         return self.offset
 
 

@@ -275,7 +275,7 @@ def check_release_after_a_delay(lab: Lab) -> None:
 
 
 def check_errors_of_any_kind_are_kept(lab: Lab) -> None:
-    """Whatever text an error has, the release is done."""
+    """The release is done with any text as error."""
     worker = Worker(lab.open())
     worker.put(b"a")
     for error in ("é\n日本 𝄞", "x" * 100_000, "zero \0 byte", "half \ud800 a character"):

@@ -206,7 +206,7 @@ def check_rows_come_as_they_were_written(lab: SourceLab) -> None:
 
 
 def check_next_is_where_to_go_on(lab: SourceLab) -> None:
-    """Whatever the limit, `next` leads over all rows once."""
+    """With any limit, `next` leads over all rows once."""
     source = lab.open()
     lab.writer().append(_rows(0, 20))
     found = _await(lab, source, 20)

@@ -30,7 +30,7 @@ _MOST_RANKS = 32
 
 
 class Plan(NamedTuple):
-    """Where to search: `floors` are the ids above which to look, by rank; everywhere if empty.
+    """Says where to search: above the id in `floors`, by rank; everywhere if it is empty.
 
     `after`: delayed items and deadlines up to that time, by the server's clock, have been dealt
     with. A thorough search also frees items that are no longer held: these count as dealt with from
