@@ -35,7 +35,7 @@ def test_a_full_disk_takes_nothing_and_loses_nothing(new_engine: NewEngine) -> N
             consumer = px.consumer("t", "g", debounce=0.0)
             disk.fill(but=4 * MB)
             taken = 0
-            with pytest.raises(StoreFull, match="no room left .*; nothing was written"):
+            with pytest.raises(StoreFull, match=r"no room left .*; nothing was written"):
                 while True:
                     px.put("q", os.urandom(100_000))
                     taken += 1

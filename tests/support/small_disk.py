@@ -1,4 +1,4 @@
-"""A small disk that can be filled and emptied: a file system in memory, which only root can mount."""
+"""A small disk to be filled and emptied: a file system in memory, which only root can mount."""
 
 from __future__ import annotations
 
