@@ -69,7 +69,7 @@ def split_url(url: str, coord: str | None = None, log: str | None = None) -> Url
     """Split a text that names several stores: "sqlite:///app.db coord=etcd://host:2379"."""
     if not isinstance(url, str):
         raise ConfigError(
-            f"a store URL must be text such as sqlite:///app.db, got a {type(url).__name__}"
+            f"a store URL must be text such as sqlite:///app.db, got {type(url).__name__}"
         )
     main, named = split(url)
     parts: dict[str, str | None] = {"coord": coord, "log": log}
@@ -88,6 +88,7 @@ def parse_url(url: str) -> StoreUrl:
         raise ConfigError(
             f"unknown scheme {quoted(found.scheme)}; pxrs knows "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
+            + ("; nodes of pxrs serve are pxrs://host:port" if engine in ("http", "https") else "")
         )
     if engine == "sqlite":
         # SQLAlchemy's name of a driver says nothing about the file.

@@ -277,6 +277,7 @@ class TestSettings:
         ("sqlite://[x", "names a host"),
         ("sqllite:///app.db", "unknown scheme 'sqllite'"),
         ("redis://localhost", "knows memory://, sqlite://"),
+        ("http://127.0.0.1:6080", "nodes of pxrs serve are pxrs://host:port"),
         ("sqlite://app.db", "names a host"),
         ("sqlite://", "names no file"),
         ("sqlite:///", "names no file"),

@@ -31,7 +31,9 @@ def test_every_command_has_help_with_the_shared_options(run: Run, command: str) 
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["", "topics", "groups", "queues", "dlq", "store"])
+@pytest.mark.parametrize(
+    "command", ["", "topics", "groups", "sources", "queues", "dlq", "kv", "store", "token"]
+)
 def test_the_list_of_commands_cuts_nothing_off(run: Run, command: str) -> None:
     listed = run(*command.split(), "--help").stdout.partition("Commands:")[2]
     assert listed
@@ -42,6 +44,13 @@ def test_help_does_not_load_what_it_does_not_need(shell: Shell) -> None:
     imported = shell.run("--help", env={**shell.environment, "PYTHONPROFILEIMPORTTIME": "1"}).stderr
     for heavy in (b"rich.", b"aiokafka", b"asyncio", b"pxrs.stores.sqlite", b"subprocess"):
         assert heavy not in imported, heavy
+
+
+def test_serve_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pxrs.server.node", None)
+    refused = run("serve")
+    assert refused.exit_code == 1
+    assert "pip install 'pxrs[broker]'" in refused.stderr
 
 
 def test_an_unknown_command_is_wrong_usage(shell: Shell) -> None:

@@ -153,6 +153,26 @@ def test_settings_come_from_three_places(tmp_path: Path) -> None:
             load_settings({}, file, {})
 
 
+def test_a_wrong_setting_is_named_with_its_origin(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('drain = "soon"\n')
+    with pytest.raises(ConfigError, match=r"drain in .*serve\.toml must be a number, got 'soon'"):
+        load_settings({}, file, {})
+    with pytest.raises(ConfigError, match="PXRS_SERVE_INSECURE must be true or false, got 'what'"):
+        load_settings({}, None, {"PXRS_SERVE_INSECURE": "what"})
+    with pytest.raises(ConfigError, match="--auth must be one of auto, tokens, off, got 'maybe'"):
+        load_settings({"auth": "maybe"}, None, {})
+    assert load_settings({"drain": 1.0}, file, {"PXRS_SERVE_DRAIN": "later"}).drain == 1.0
+    file.write_text('listn = "127.0.0.1:1"\n')
+    with pytest.raises(ConfigError, match=r"listn in .*; did you mean listen\?"):
+        load_settings({}, file, {})
+    file.write_text("colour = 1\n")
+    with pytest.raises(
+        ConfigError, match=r"is not a setting of pxrs serve; there are store, listen"
+    ):
+        load_settings({}, file, {})
+
+
 def test_files_that_every_user_can_read_are_told(tmp_path: Path) -> None:
     file, key = tmp_path / "serve.toml", tmp_path / "key.pem"
     file.write_text(f'store = "postgresql://a:secret@db/b"\ntls_cert = "c"\ntls_key = "{key}"\n')

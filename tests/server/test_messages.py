@@ -35,6 +35,7 @@ def test_topics(orders: Client) -> None:
     assert orders("DELETE", ORDERS).status == 204
     gone = orders.get(ORDERS)
     assert (gone.status, gone.json["code"]) == (404, "topic_not_found")
+    assert gone.json["detail"].endswith("does not exist; create it: POST /v1/topics")
     assert gone.json["request_id"] == gone.headers["x-request-id"]
 
 

@@ -16,7 +16,7 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold 
 
 
 @click.command(short_help="Examine the store at URL, and say how to fix it.")
-@click.argument("place", metavar="URL", required=False)
+@click.argument("place", metavar="[URL]", required=False)
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings, too.")
 @shared
 def doctor(settings: Settings, place: str | None, strict: bool) -> None:

@@ -128,7 +128,7 @@ def scan(settings: Settings, prefix: str, after: str | None, limit: int) -> None
     console().print(rows)
 
 
-@kv.command()
+@kv.command(short_help="Show the keys that begin with PREFIX, then changes.")
 @click.argument("prefix", default="")
 @click.option("--timeout", type=seconds, help="Stop when nothing changed for so long.")
 @shared

@@ -112,7 +112,7 @@ def describe(settings: Settings, name: str) -> None:
             out.print(f"  {setting:10} {_text(value)}")
 
 
-@sources.command()
+@sources.command(short_help="Print what makes the table of topic NAME cheap to read.")
 @click.argument("name")
 @click.option("--apply", is_flag=True, help="Execute the statements, too.")
 @shared
@@ -139,7 +139,7 @@ def prepare(settings: Settings, name: str, apply: bool) -> None:
         click.echo("nothing was changed; --apply executes this", err=True)
 
 
-@sources.command()
+@sources.command(short_help="Copy topic SOURCE into TOPIC, each message once.")
 @click.argument("source")
 @click.argument("topic")
 @click.option("--group", "-g", default="relay", show_default=True, help="Whose checkpoint it is.")

@@ -73,7 +73,7 @@ def list_tokens(settings: Settings) -> None:
     settings.print_list("tokens", document, columns, rows, left=columns)
 
 
-@token.command()
+@token.command(short_help="Give a token a new secret and print it.")
 @click.argument("name")
 @shared
 def rotate(settings: Settings, name: str) -> None:

@@ -313,7 +313,7 @@ def _validate_content(item: NewItem, limits: QueueLimits) -> None:
 
 def _validate_seconds(name: str, seconds: float) -> None:
     if not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_DELAY:
-        raise InvalidRequest(f"{name} must be 0 s to ten years, got {quoted(seconds)}")
+        raise InvalidRequest(f"{name} must be seconds from 0 to ten years, got {quoted(seconds)}")
 
 
 def _validate_text(name: str, text: str) -> None:

@@ -10,16 +10,18 @@ import ssl
 import stat
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from pxrs.config import default_url
-from pxrs.errors import ConfigError
+from pxrs.errors import ConfigError, quoted
 from pxrs.urls import Shy, has_secret
 
 _VARIABLE = "PXRS_SERVE_"
+_KINDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 _NODE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -198,15 +200,30 @@ def load_settings(
 ) -> ServeSettings:
     """Combines the sources: a flag wins over a variable, a variable over the file."""
     environment = os.environ if environment is None else environment
-    found: dict[str, Any] = _from_file(file) if file is not None else {}
+    values = _from_file(file) if file is not None else {}
+    origins = {name: f"{name} in {file}" for name in values}
     for name in ServeSettings.__struct_fields__:
-        if (text := environment.get(_VARIABLE + name.upper())) is not None:
-            found[name] = text
-    found |= {name: value for name, value in flags.items() if value is not None}
+        variable = _VARIABLE + name.upper()
+        if (text := environment.get(variable)) is not None:
+            values[name], origins[name] = text, variable
+        if (flag := flags.get(name)) is not None:
+            values[name], origins[name] = flag, f"--{name.replace('_', '-')}"
+    return ServeSettings(**{name: _typed(name, values[name], origins[name]) for name in values})
+
+
+def _typed(name: str, value: Any, origin: str) -> Any:
+    """Returns the value in the type of the setting; `origin` is how errors name it."""
+    types = {field.name: field.type for field in msgspec.structs.fields(ServeSettings)}
+    if name not in types:
+        near = get_close_matches(name, types, 1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(types)}"
+        raise ConfigError(f"{origin} is not a setting of pxrs serve; {advice}")
+    kind = types[name]
     try:
-        return msgspec.convert(found, ServeSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the settings of pxrs serve are wrong: {error}") from None
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        wanted = _KINDS.get(kind) or f"one of {', '.join(get_args(kind))}"
+        raise ConfigError(f"{origin} must be {wanted}, got {quoted(value)}") from None
 
 
 def open_to_others(settings: ServeSettings, file: Path | None) -> list[str]:

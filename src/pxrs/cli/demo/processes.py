@@ -24,7 +24,7 @@ import msgspec
 from pxrs.app import connect
 from pxrs.cli.demo.judge import KEYS, Entry, open_ledger
 from pxrs.config import URL_VARIABLE, default_url
-from pxrs.errors import PxrsError
+from pxrs.errors import MissingExtra, PxrsError
 
 # Short, so that the demo need not wait long for a frozen consumer.
 SESSION_TTL = 2.0
@@ -249,7 +249,10 @@ def _consume(topic: str, group: str, address: str) -> None:
 
 def _serve(name: str, port: str) -> None:
     """Serves the store to the others, until it is killed."""
-    from pxrs.server.node import run_node
+    try:
+        from pxrs.server.node import run_node
+    except ImportError as error:
+        raise MissingExtra("pxrs demo --nodes", "broker,remote") from error
     from pxrs.server.settings import load_settings
 
     _Orders()

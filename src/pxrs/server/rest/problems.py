@@ -77,6 +77,18 @@ def told(error: errors.PxrsError) -> str:
     return str(error)
 
 
+def _advice(error: errors.PxrsError) -> str | None:
+    """The error's text, with the request that mends it; its own text has a call of Python."""
+    if isinstance(error, errors.TopicNotFound):
+        return f"topic {error.topic!r} does not exist; create it: POST /v1/topics"
+    if isinstance(error, errors.QueueNotFound):
+        return (
+            f"queue {error.queue!r} does not exist; "
+            f"put an item into it: POST /v1/queues/{error.queue}/items"
+        )
+    return None
+
+
 def problem_of(error: Exception, request_id: str) -> Problem:
     """The problem that a client gets. That of a bug in pxrs gives nothing of its inside away."""
     if isinstance(error, HttpError):
@@ -96,7 +108,7 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             title=code.replace("_", " "),
             status=status,
             code=code,
-            detail=told(error),
+            detail=_advice(error) or told(error),
             retryable=error.retryable or isinstance(error, errors.DeliveryFailed | errors.Closed),
             request_id=request_id,
             start=held[0] if held else None,
