@@ -235,7 +235,8 @@ class Dmq:
                 409, "not_owned", f"not committed, another member owns them now: {lost}"
             )
         # Not the generation that it has fetched: the document sends a client that names an old one
-        # to fetch its assignment, and any node can answer from the group alone.
+        # to fetch its assignment, and any node can answer from the group alone. It is the one of
+        # heartbeats: an older one is old once there is something to fetch.
         if asked.generation is not None and asked.generation < result.generation:
             raise HttpError(
                 409,
