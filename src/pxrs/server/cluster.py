@@ -68,7 +68,11 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """The live nodes and which one leads each slot. `epoch` rises with every change."""
+    """The live nodes and which one leads each slot.
+
+    `epoch` never falls. It rises with every assignment and every new leader. A node that comes or
+    goes shows a moment before that, still under the epoch of the view before.
+    """
 
     epoch: int = 0
     nodes: tuple[NodeInfo, ...] = ()
@@ -232,7 +236,7 @@ class Cluster:
                 listener(view)
 
     def _view_of(self, seen: Snapshot) -> ClusterView:
-        """Epochs of slots and the generation only rise, so their sum rises with every change."""
+        """Epochs of slots and the generation only rise, so their sum never falls."""
         members = seen.view.members
         living = {member.id: name for name, member in members.items()}
         leaders: list[str | None] = []
