@@ -19,11 +19,11 @@ from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.stores.connections import Lent
 from pxrs.stores.sqlite.change_counters import Control
 from pxrs.stores.sqlite.database import WAL_LIMIT
-from pxrs.stores.sqlite.posix import try_lock, unlock
+from pxrs.stores.sqlite.posix import try_lock
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.stores.sqlite.writer_lock import WriterLock
 from pxrs.types import Append, Check, LogPartition, Put
-from support.child import Child
+from support.child import PATIENCE, Child
 from support.inside import say, wait_for_parent
 
 pytestmark = pytest.mark.engine("sqlite")
@@ -90,23 +90,36 @@ def test_a_busy_store_names_who_holds_it(stores: SqliteStores, tmp_path: Path) -
 def write_once(path: str) -> None:
     stores = SqliteStores(path, busy_timeout=60.0)
     say("ready")
+    wait_for_parent()
     stores.coord.commit((), (Put("child", b""),))
     say("done")
+
+
+def await_flock(path: Path, pid: int) -> None:
+    """Wait until the process has the lock. To try it meanwhile would be in the way."""
+    deadline = time.monotonic() + PATIENCE
+    while (str(pid), str(path.stat().st_ino)) not in _flocks():
+        assert time.monotonic() < deadline, f"process {pid} does not get {path.name}"
+        threading.Event().wait(0.001)
+
+
+def _flocks() -> set[tuple[str, str]]:
+    """The process and the file's number of each `flock` that is held, as Linux shows them."""
+    lines = map(str.split, Path("/proc/locks").read_text().splitlines())
+    return {(line[4], line[5].rpartition(":")[2]) for line in lines if line[1] == "FLOCK"}
 
 
 @pytest.mark.long
 def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
     """It has the first of the two locks and waits for the second: it writes nothing."""
     stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=10.0)
-    queue = os.open(tmp_path / "s.db-pxrs" / "queue.lock", os.O_RDWR)
+    queue = tmp_path / "s.db-pxrs" / "queue.lock"
     with Child(write_once, str(tmp_path / "s.db")) as child:
+        assert child.read() == "ready"
         with stores.atomic() as tx:
             tx.write(Put("first", b""))
-            assert child.read() == "ready"
-            while try_lock(queue):
-                unlock(queue)
-                # It looks every 2 ms, and after a second of bad luck goes on without this lock.
-                threading.Event().wait(0.01)
+            child.tell()
+            await_flock(queue, child.pid)
             child.freeze()
         stores.coord.commit((), (Put("second", b""),))
         began = time.monotonic()
@@ -116,7 +129,6 @@ def test_a_process_frozen_in_the_queue_stops_nobody(tmp_path: Path) -> None:
         assert time.monotonic() - began < 10
         child.signal(signal.SIGCONT)
         assert child.read() == "done"
-    os.close(queue)
     keys = [record.key for record in stores.coord.list("")]
     assert keys == ["child", "first", "second", "third"]
     stores.close()
