@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +22,27 @@ from support.inside import say
 from support.loaded import GROUP, TOPIC
 
 TTL = 2.0
+_TRIES = 5
 
 
 def consume(log: str, coord: str, journal: str) -> None:
     """Write a line for every message that was handled, at once and whole."""
     lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with pxrs.connect(log, coord=coord) as px:
+    with _connected(log, coord) as px:
         consumer = px.consumer(TOPIC, GROUP, session_ttl=TTL, auto_commit_interval=0.05)
         say(consumer.member)
         while True:
             for each in _poll(consumer):
                 place = f"{each.partition} {each.fence.epoch} {each.offset}"
                 os.write(lines, f"{place} {each.value.decode()}\n".encode())
+
+
+def _connected(log: str, coord: str) -> pxrs.Pxrs:
+    """The store, however long its nodes take to be reached by all who begin together."""
+    for _ in range(_TRIES - 1):
+        with suppress(pxrs.StoreUnavailable):
+            return pxrs.connect(log, coord=coord)
+    return pxrs.connect(log, coord=coord)
 
 
 def _poll(consumer: pxrs.Consumer) -> list[pxrs.Message]:
