@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -45,8 +46,11 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pxrs]:
 def wait_until_nothing_is_left(px: Pxrs, *queues: str) -> None:
     for queue in queues:
         with closing(px.stores.queues.watch(queue)) as watch:
+            deadline = monotonic() + PATIENCE
             while px.queues.describe(queue).depth:
-                assert watch.wait(PATIENCE), f"{px.stores.queues.peek(queue)} are left"
+                # A hint may get lost.
+                watch.wait(1.0)
+                assert monotonic() < deadline, f"{px.stores.queues.peek(queue)} are left"
 
 
 def dead(px: Pxrs, queue: str) -> list[tuple[str, int]]:

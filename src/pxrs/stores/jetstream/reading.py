@@ -293,7 +293,7 @@ class Reading:
 
 _MANY = 256
 # How long it may take until all servers of a cluster know of room that a purge has made.
-_TOLD = 5.0
+_TOLD = 10.0
 
 
 def _out_of_range(part: Part, offset: int, floor: Floor, tail: Entry) -> OffsetOutOfRange:
