@@ -13,10 +13,10 @@ import pytest
 
 import nats
 import pxrs
-from engines import Engine
 from pxrs import DeliveryFailed, MessageTooLarge, OutcomeUnknown, Pxrs
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.jetstream import leader_of
 from support.reading import read_all
 
 pytestmark = pytest.mark.engine("nats")
@@ -115,32 +115,18 @@ def test_what_the_server_lost_fails_nothing_that_comes_later(new_engine: NewEngi
         assert values(px, GOOD) == [b"0", b"1", b"2", b"3"]
 
 
-def node_of(engine: Engine, stream: str) -> int:
-    async def ask() -> str:
-        client = await nats.connect(engine.url.removeprefix("nats://").split(","))
-        try:
-            info = await client.jetstream().stream_info(stream)
-        finally:
-            await client.close()
-        assert info.cluster is not None
-        assert info.cluster.leader is not None
-        return info.cluster.leader
-
-    return int(asyncio.run(ask()).removeprefix("n"))
-
-
 def test_a_node_that_is_down_fails_no_other_nodes_messages(new_engine: NewEngine) -> None:
     cluster = new_engine("nats", nodes=3)
     with pxrs.connect("memory://", log=f"{cluster.url}?timeout=4") as px:
         good = px.topics.create(GOOD, partitions=1)
-        here = node_of(cluster, f"pxrs_{good.id}")
+        here = leader_of(cluster.url, f"pxrs_{good.id}")
         cluster.stop(here)
         bad = px.topics.create(BAD, partitions=1)
         cluster.start()
         with px.producer(linger=600, delivery_timeout=6) as producer:
             for topic in (good, bad):
                 producer.send(topic.name, b"0").result(PATIENCE)
-            cluster.kill(node_of(cluster, f"pxrs_{bad.id}"))
+            cluster.kill(leader_of(cluster.url, f"pxrs_{bad.id}"))
             lost = [producer.send(bad.name, b"1")]
             kept = [producer.send(good.name, b"1")]
             kept[0].result(PATIENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,14 +10,14 @@ import sqlalchemy
 
 import pxrs
 from pxrs.errors import SchemaMismatch, StoreDamaged
-from pxrs.types import Check, Committed, Put
+from pxrs.stores.mysql.stores import SqlStores
 from support.child import PATIENCE
 from support.engine_fixtures import server_url
 from support.proxy import Proxy
 from support.sql import open_sql
+from support.wiped import check_told_once
 
 pytestmark = pytest.mark.engine("mariadb")
-AGAIN = "start this process again"
 
 
 def drop(url: str) -> None:
@@ -33,30 +32,13 @@ def test_who_has_known_it_is_told_once_and_writes_nothing(
     mariadb_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = open_sql(mariadb_url)
-    made = old.coord.commit([], [Put("k", b"old")])
-    assert isinstance(made, Committed)
     old.coord.session(60.0)
-    drop(mariadb_url)
-    new = open_sql(mariadb_url)
-    new.coord.commit([], [Put("k", b"new")])
-    with caplog.at_level(logging.ERROR, "pxrs.store"):
-        with pytest.raises(StoreDamaged, match=AGAIN):
-            old.coord.session(60.0)
-        stale = [Check("k", made.versions["k"])], [Put("k", b"stale")]
-        for call in (
-            lambda: old.coord.commit(*stale),
-            lambda: old.coord.get("k"),
-            lambda: old.coord.watch("k"),
-            lambda: old.coord.lend(60.0),
-            old.queues.all,
-        ):
-            with pytest.raises(StoreDamaged, match=AGAIN):
-                call()
-        old.close()
-    assert len([line for line in caplog.messages if "is another store now" in line]) == 1
-    record = new.coord.get("k")
-    assert record is not None
-    assert record.value == b"new"
+
+    def make_anew() -> SqlStores:
+        drop(mariadb_url)
+        return open_sql(mariadb_url)
+
+    new = check_told_once(old, make_anew, caplog)
     assert new.coord.database.read("SELECT count(*) FROM pxrs_sessions") == [(0,)]
     new.close()
 

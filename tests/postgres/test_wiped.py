@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,14 +12,13 @@ from psycopg import sql
 import pxrs
 from pxrs.errors import SchemaMismatch, StoreDamaged
 from pxrs.stores.postgres.stores import PostgresStores
-from pxrs.types import Check, Committed, Put
 from support.child import PATIENCE
 from support.engine_fixtures import server_url
 from support.postgres import query
 from support.proxy import Proxy
+from support.wiped import check_told_once
 
 pytestmark = pytest.mark.engine("postgres")
-AGAIN = "start this process again"
 
 
 def drop_database(url: str) -> None:
@@ -49,29 +47,12 @@ def test_who_has_known_it_is_told_once_and_writes_nothing(
     postgres_url: str, drop: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     old = PostgresStores(postgres_url)
-    made = old.coord.commit([], [Put("k", b"old")])
-    assert isinstance(made, Committed)
-    drop(postgres_url)
-    new = PostgresStores(postgres_url)
-    new.coord.commit([], [Put("k", b"new")])
-    with caplog.at_level(logging.ERROR, "pxrs.store"):
-        with pytest.raises(StoreDamaged, match=AGAIN):
-            old.coord.session(60.0)
-        stale = [Check("k", made.versions["k"])], [Put("k", b"stale")]
-        for call in (
-            lambda: old.coord.commit(*stale),
-            lambda: old.coord.get("k"),
-            lambda: old.coord.watch("k"),
-            lambda: old.coord.lend(60.0),
-            old.queues.all,
-        ):
-            with pytest.raises(StoreDamaged, match=AGAIN):
-                call()
-        old.close()
-    assert len([line for line in caplog.messages if "is another store now" in line]) == 1
-    record = new.coord.get("k")
-    assert record is not None
-    assert record.value == b"new"
+
+    def make_anew() -> PostgresStores:
+        drop(postgres_url)
+        return PostgresStores(postgres_url)
+
+    new = check_told_once(old, make_anew, caplog)
     assert query(postgres_url, "SELECT count(*) FROM pxrs.pxrs_sessions") == [(0,)]
     new.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -19,6 +18,7 @@ from pxrs.types import Committed, Delete, Put
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
 from support.proxy import Proxy
+from support.zookeeper import leads
 
 pytestmark = [pytest.mark.engine("zookeeper"), pytest.mark.long]
 
@@ -29,7 +29,7 @@ class Ensemble:
     def __init__(self, new_engine: NewEngine) -> None:
         self._engine: engines.Engine = new_engine("zookeeper", nodes=3, settings={"syncLimit": "4"})
         self._ports = self._engine.ports[::4]
-        self._leader = next(n for n, port in enumerate(self._ports) if _leads(port))
+        self._leader = next(n for n, port in enumerate(self._ports) if leads(port))
         self.leader = self._engine.nodes[self._leader]
         self.leader_port = self._ports[self._leader]
 
@@ -37,15 +37,6 @@ class Ensemble:
         return ",".join(
             f"127.0.0.1:{port}" for n, port in enumerate(self._ports) if n != self._leader
         )
-
-
-def _leads(port: int) -> bool:
-    said = b""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"srvr")
-        while some := connection.recv(4096):
-            said += some
-    return b"Mode: leader" in said
 
 
 def opened(hosts: str) -> ZooKeeperCoord:

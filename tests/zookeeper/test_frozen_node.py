@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from contextlib import closing
 
@@ -17,6 +16,7 @@ from pxrs.testing.conformance.tools import committed
 from pxrs.types import Check, Put
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
+from support.zookeeper import leads
 
 pytestmark = pytest.mark.engine("zookeeper")
 
@@ -32,21 +32,12 @@ class Followers:
         # Ticks of a second: a session may be silent for 20 s.
         engine = new_engine("zookeeper", nodes=3, tick_ms=1000)
         self._nodes = dict(zip(engine.ports[::4], engine.nodes, strict=True))
-        following = [port for port in self._nodes if not _leads(port)]
+        following = [port for port in self._nodes if not leads(port)]
         self.url = "zookeeper://" + ",".join(f"127.0.0.1:{port}" for port in following)
 
     def of(self, link: Link) -> Process:
         """The node that it is connected to."""
         return self._nodes[link.client._connection._socket.getpeername()[1]]
-
-
-def _leads(port: int) -> bool:
-    said = b""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"srvr")
-        while some := connection.recv(4096):
-            said += some
-    return b"Mode: leader" in said
 
 
 @pytest.fixture

@@ -174,10 +174,11 @@ class StoreService:
         self.turns = asyncio.Semaphore(_MOST_CALLS)
         self.watches = Watches()
         self.pool = WarmThreads(_THREADS, "pxrs-v1")
-        # Where the store has one writer, threads that write take turns anyway: with each turn
-        # another one has to wake up and to get the interpreter, which costs more than the write.
-        few = _WRITERS if isinstance(stores.coord, GivesWay) else None
-        self.writers = WarmThreads(_THREADS, "pxrs-v1-writer", few)
+        self.writers = self.pool
+        if isinstance(stores.coord, GivesWay):
+            # Threads that write take turns at the one writer anyway: with each turn another one has
+            # to wake up and to get the interpreter, which costs more than the write.
+            self.writers = WarmThreads(_THREADS, "pxrs-v1-writer", _WRITERS)
         self.sessions: dict[str, HeldSession] = {}
         self.lock = threading.Lock()
         self._streams: set[Stream] = set()

@@ -113,7 +113,7 @@ class Database:
 
     def _open(self) -> tuple[int, int]:
         connection = self.connect()
-        try:
+        with self._dropped_on_failure(connection):
             # When a connection starts, a pooler reports a backend pid that it made up.
             ((backend, isolation),) = run(connection, _WHO)
             self.pooled = backend != connection.info.backend_pid
@@ -129,12 +129,6 @@ class Database:
                 versions = schemas.migrate(connection, self.schema, self.place)
             self.store_id = self.read_store_id(connection)
             self.same.compare(self.store_id)
-        except DRIVER_ERRORS as error:
-            self.drop(connection)
-            raise translate(error, self.place) from error
-        except BaseException:
-            self.drop(connection)
-            raise
         self._idle.append(connection)
         return versions
 
@@ -175,8 +169,13 @@ class Database:
 
     def _compare(self, connection: Pg) -> None:
         """A dropped database has ended all connections, so new ones show that it is another."""
-        try:
+        with self._dropped_on_failure(connection):
             self.same.compare(self.read_store_id(connection))
+
+    @contextmanager
+    def _dropped_on_failure(self, connection: Pg) -> Iterator[None]:
+        try:
+            yield
         except DRIVER_ERRORS as error:
             self.drop(connection)
             raise translate(error, self.place) from error
