@@ -10,7 +10,7 @@ from pxrs.core.routing import hasher
 from pxrs.sources import Row, virtual
 from pxrs.sources.api import SourceRead
 from pxrs.sources.virtual import VirtualLog
-from pxrs.types import LogPartition, Topic
+from pxrs.types import Bounds, LogPartition, Topic
 from support.lines_source import Lines
 
 PARTITIONS = 4
@@ -31,6 +31,11 @@ class Counted(Lines):
             number += 1
         self._rows = [Row(n, 0, keys[n % PARTITIONS], b"x" * size) for n in range(ROWS)]
         self.rows_read = 0
+        self.times_asked = 0
+
+    def bounds(self, stream: int) -> Bounds:
+        self.times_asked += 1
+        return super().bounds(stream)
 
     def read(self, stream: int, offset: int, limit: int, until: int | None = None) -> SourceRead:
         found = super().read(stream, offset, limit, until)
@@ -136,3 +141,14 @@ def test_a_slow_one_stalls_nobody_and_misses_nothing(limited: Counted) -> None:
         assert kept_bytes(log) <= 75_000
     assert found == list(range(3, ROWS, PARTITIONS))
     assert limited.rows_read - before <= ROWS
+
+
+@pytest.mark.parametrize(("every", "times"), [(3600.0, 2), (0.0, ROWS // 20 + 1)])
+def test_rows_below_a_known_end_are_read_without_asking_for_another(
+    limited: Counted, monkeypatch: pytest.MonkeyPatch, every: float, times: int
+) -> None:
+    """At the end, or some time later, the source is asked again."""
+    monkeypatch.setattr(virtual, "_ASK_EVERY", every)
+    log = new_log(limited)
+    assert sum(map(len, read_all(log, 0))) == ROWS // PARTITIONS
+    assert limited.times_asked == times

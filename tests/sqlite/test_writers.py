@@ -225,7 +225,8 @@ def test_the_write_ahead_log_stays_short_beside_a_reader(
         stores.log.append([Append(where, encode([(None, bytes(2**20), [], 0)]))])
     stop.set()
     thread.join()
-    assert os.path.getsize(tmp_path / "s.db-wal") < 3 * WAL_LIMIT
+    # `doctor` warns of one that is longer.
+    assert os.path.getsize(tmp_path / "s.db-wal") < 4 * WAL_LIMIT
 
 
 def test_the_callers_own_statements_commit_with_ours(stores: SqliteStores, tmp_path: Path) -> None:

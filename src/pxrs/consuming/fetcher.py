@@ -178,7 +178,8 @@ class Fetcher:
         """Whether a fetch is worth while. For a partition that has not started, it is."""
         self._check_incarnation(owned)
         started = owned.started
-        if started and hungry * _ASK_TOGETHER <= owned.siblings:
+        if started and (owned.end > owned.position or hungry * _ASK_TOGETHER <= owned.siblings):
+            # It had more at the last look, or a fetch costs less than another look at all.
             return True
         bounds = self._bounds(owned, ends)
         if not started:

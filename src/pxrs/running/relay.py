@@ -249,21 +249,28 @@ class Spreader:
         batches: list[list[Builder]] = [[] for _ in range(self._partitions)]
         appends: list[Callable[..., object]] = [_no_batch] * self._partitions
         counts = [0] * self._partitions
+        here, append, count = 0, appends[0], 0
         for message in messages:
             key, time = message.key, message.timestamp
-            partition = known.get(key) if targets is None else targets[message.offset]
-            if partition is None:
+            try:
+                partition = known[key] if targets is None else targets[message.offset]
+            except KeyError:
+                if targets is not None:
+                    raise
                 partition = self._partition(key, message)
+            if partition != here:
+                counts[here] = count
+                here, append, count = partition, appends[partition], counts[partition]
             if not 0 < time <= MAX_TIMESTAMP:
                 time = now
             headers = list(message.headers) if message.headers else NO_HEADERS
-            count = counts[partition]
-            if appends[partition](count, time, key, message.value, headers) is None:
+            if append(count, time, key, message.value, headers) is None:
                 builder = new_builder(batch_bytes)
-                batches[partition].append(builder)
-                appends[partition], count = builder.append, 0
-                builder.append(0, time, key, message.value, headers)
-            counts[partition] = count + 1
+                batches[here].append(builder)
+                append = appends[here] = builder.append
+                append(0, time, key, message.value, headers)
+                count = 0
+            count += 1
         return {partition: found for partition, found in enumerate(batches) if found}
 
     def _partition(self, key: bytes | None, message: Message) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple, cast
 
 from pxrs.core.lag import count_rows, share
@@ -36,6 +37,8 @@ _KEPT_BYTES = 16 * 2**20
 _MOST_CHUNKS = 64
 # Of how many keys the partitions are remembered.
 _MOST_KEYS = 2**16
+# For how long rows below an end are read without asking the source for another one.
+_ASK_EVERY = 0.1
 # How many rows are read for a lag, and how many of a partition at least.
 _COUNTED = 10_000
 _COUNTED_AT_LEAST = 500
@@ -78,6 +81,8 @@ class VirtualLog:
         # The incarnation of the source that they were read from, by stream.
         self._incarnations: dict[int, int] = {}
         self._kept = 0
+        # By stream: the end that the source had, and when it was asked.
+        self._ends: dict[int, tuple[int, float]] = {}
         # How many chunks were read; by partition, how many it had been when it last asked.
         self._chunks_read = 0
         self._asked: dict[int, int] = {}
@@ -115,7 +120,7 @@ class VirtualLog:
 
     def bounds(self) -> dict[int, Bounds]:
         """See `LogStore.bounds`."""
-        streams = [self.source.bounds(stream) for stream in range(self.source.streams)]
+        streams = [self._asked_bounds(stream) for stream in range(self.source.streams)]
         return {
             partition: streams[partition // self._per_stream]
             for partition in range(self.topic.partitions)
@@ -182,6 +187,7 @@ class VirtualLog:
         with self._lock:
             if self._incarnations.setdefault(stream, now) != now:
                 self._incarnations[stream] = now
+                self._ends.pop(stream, None)
                 for place in [place for place in self._chunks if place[0] == stream]:
                     self._drop(place)
         return self._notices.incarnation(stream, since)
@@ -199,13 +205,22 @@ class VirtualLog:
         return where.partition
 
     def _bounds(self, stream: int, where: LogPartition, offset: int) -> Bounds:
+        end, asked_at = self._ends.get(stream, (0, 0.0))
+        if offset < end and monotonic() < asked_at + _ASK_EVERY:
+            # What was removed from the source since is refused by the read itself.
+            return Bounds(offset, end)
         with self._lock:
             chunk = self._kept_chunk(stream, offset)
         if chunk is not None:
             return Bounds(min(chunk.start, offset), chunk.next)
-        bounds = self.source.bounds(stream)
+        bounds = self._asked_bounds(stream)
         if not bounds.start <= offset <= bounds.end:
             raise OffsetOutOfRange(where.topic_id, where.partition, offset, *bounds)
+        return bounds
+
+    def _asked_bounds(self, stream: int) -> Bounds:
+        bounds, asked_at = self.source.bounds(stream), monotonic()
+        self._ends[stream] = bounds.end, asked_at
         return bounds
 
     def _filtered(

@@ -7,8 +7,10 @@ valid.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pxrs.stores.api import Watch, validate_commit, validate_limit
+from pxrs.stores.postgres.arrays import Byteas, Int8s, Texts
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import CHECK, DELETE, PUT
@@ -106,7 +108,7 @@ class PostgresCoord:
 
     def _parameters(
         self, checks: Sequence[Check], writes: Sequence[Write]
-    ) -> tuple[Sequence[object], ...]:
+    ) -> tuple[list[Any], ...]:
         """One list per parameter of `pxrs_commit`, in the order of the keys."""
         expected = {check.key: check.version for check in checks}
         written = {write.key: write for write in writes}
@@ -121,7 +123,10 @@ class PostgresCoord:
                 rows.append((key, PUT, version, bytes(write.value), write.session or "", place))
             else:
                 rows.append((key, DELETE, version, b"", "", ""))
-        return tuple(list(column) for column in zip(*rows, strict=True))
+        kinds = (Texts, Int8s, Int8s, Byteas, Texts, Texts)
+        return tuple(
+            kind(column) for kind, column in zip(kinds, zip(*rows, strict=True), strict=True)
+        )
 
     def _outcome(self, rows: Sequence[Row]) -> Committed | Conflict:
         if rows and rows[0][0]:

@@ -31,6 +31,7 @@ from pxrs.forks import Origin
 from pxrs.stores.connections import Awaited
 from pxrs.stores.identity import SameStore
 from pxrs.stores.postgres import schema as schemas
+from pxrs.stores.postgres.arrays import teach
 from pxrs.stores.postgres.failures import (
     DRIVER_ERRORS,
     is_overtaken,
@@ -40,7 +41,6 @@ from pxrs.stores.postgres.failures import (
     translate,
     was_cut,
 )
-from pxrs.stores.postgres.queues.statements import teach
 
 Pg = psycopg.Connection[Any]
 Row = tuple[Any, ...]

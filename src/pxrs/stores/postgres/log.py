@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 from pxrs.core.sequences import fenced, gap
 from pxrs.errors import (
@@ -22,6 +23,7 @@ from pxrs.errors import (
     TopicNotFound,
 )
 from pxrs.stores.api import Watch, validate_batch
+from pxrs.stores.postgres.arrays import Byteas, Int8s, Texts
 from pxrs.stores.postgres.change_listener import ChangeListener
 from pxrs.stores.postgres.database import Database, Pg, Row
 from pxrs.stores.postgres.functions import APPENDED, DUPLICATE, FENCED, GAP, NO_TOPIC
@@ -231,7 +233,7 @@ class _Order:
                 self.good.append(number)
         self.good.sort(key=lambda number: appends[number].where)
 
-    def parameters(self) -> tuple[Sequence[object], ...]:
+    def parameters(self) -> tuple[list[Any], ...]:
         """One list per parameter of `pxrs_append`. The server fills in the base offset."""
         rows = [
             (
@@ -245,7 +247,8 @@ class _Order:
             )
             for append in map(self._appends.__getitem__, self.good)
         ]
-        return tuple(list(column) for column in zip(*rows, strict=True))
+        topics, *numbers, batches = zip(*rows, strict=True)
+        return Texts(topics), *map(Int8s, numbers), Byteas(batches)
 
     def answer(self, rows: Sequence[Row]) -> None:
         """Translates the answer of `pxrs_append`."""

@@ -545,14 +545,17 @@ def _raise_unless_busy(error: sqlite3.OperationalError, deadline: float) -> None
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
 # per small commit), so the log is restarted early where no reader is in the way: at 1 MB, then
-# whenever it has doubled. From `WAL_LIMIT` on the writer waits for readers. With large commits, the
-# log is restarted only after a few of them.
+# whenever it has doubled. From `WAL_LIMIT` on the writer waits for readers: the longer the log, the
+# longer, as on a busy machine a short read takes long, too. With large commits, the log is restarted
+# only after a few of them.
 
 WAL_LIMIT = 16 * 2**20
 _WAL_LEAST = 2**20
 _WAL_STEP = 4 * 2**20
 _WAL_COMMITS = 8
+# For each `WAL_LIMIT` that the log has, and how often that is counted.
 _READERS_PATIENCE_MS = 50
+_MOST_PATIENCE = 5
 _COMMIT_WEIGHT = 16 * 2**10
 
 
@@ -571,7 +574,7 @@ class LogSize:
         before = self._control.wal_bytes
         size = before + weight + _COMMIT_WEIGHT
         if _is_checkpoint_due(before, size, weight):
-            patience = _READERS_PATIENCE_MS if size >= WAL_LIMIT else 0
+            patience = _READERS_PATIENCE_MS * min(size // WAL_LIMIT, _MOST_PATIENCE)
             size = 0 if self._checkpoint(writer, patience) else size
         self._control.wal_bytes = size
 
