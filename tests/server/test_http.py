@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pxrs.errors import ConfigError
-from pxrs.server.settings import Endpoint, load_settings, open_to_others, parse_endpoint
+from pxrs.server.settings import Endpoint, load_settings, misspelled, open_to_others, parse_endpoint
 from pxrs.topics import Topics
 from support.node import Client, LocalNode, NodeProcess, looks
 
@@ -151,6 +151,15 @@ def test_settings_come_from_three_places(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(ConfigError):
             load_settings({}, file, {})
+
+
+def test_a_misspelled_variable_is_told() -> None:
+    """Those that Kubernetes makes for a service named pxrs-serve are none of ours."""
+    others = {"PXRS_SERVE_PORT": "tcp://10.0.0.1", "PXRS_SERVE_SERVICE_HOST": "h", "PXRS_URL": ""}
+    assert misspelled({"PXRS_SERVE_TLS_CERT": "c", **others}) == []
+    [told] = misspelled({"PXRS_SERVE_TLS_CERTS": "c", **others})
+    assert "PXRS_SERVE_TLS_CERTS is no setting" in told
+    assert "did you mean PXRS_SERVE_TLS_CERT?" in told
 
 
 def test_a_wrong_setting_is_named_with_its_origin(tmp_path: Path) -> None:

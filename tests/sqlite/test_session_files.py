@@ -230,3 +230,39 @@ def test_a_record_that_changed_hands_is_never_absent(
         old = stores.coord.session(3600.0)
         stores.coord.commit((), (Put("k", b"old", old.id),))
     other.close()
+
+
+def test_a_lent_session_that_another_process_ended_is_over_at_the_next_look(
+    stores: SqliteStores, tmp_path: Path
+) -> None:
+    """Its file is kept open between looks; nobody may rely on it once its name is gone."""
+    lent = stores.coord.lend(3600.0)
+    assert stores.coord.is_alive(lent.id)
+    before = open_files(tmp_path)
+    assert stores.coord.is_alive(lent.id)
+    assert open_files(tmp_path) == before
+    assert any(lent.id in path for path in before)
+    os.unlink(tmp_path / "s.db-pxrs" / "sessions" / lent.id)
+    assert not stores.coord.is_alive(lent.id)
+    assert not any(lent.id in path for path in open_files(tmp_path))
+
+
+def test_a_lent_session_expires_though_its_file_is_kept_open(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    stores = SqliteStores(str(tmp_path / "s.db"), busy_timeout=20.0, clock=clock)
+    lent = stores.coord.lend(10.0)
+    clock.advance(9.0)
+    assert stores.coord.is_alive(lent.id)
+    lent.renew()
+    clock.advance(9.0)
+    assert stores.coord.is_alive(lent.id)
+    clock.advance(1.0)
+    assert not stores.coord.is_alive(lent.id)
+    stores.close()
+    assert not [path for path in open_files(tmp_path) if "/sessions/" in path]
+
+
+def test_few_files_of_lent_sessions_are_kept_open(stores: SqliteStores, tmp_path: Path) -> None:
+    lent = [stores.coord.lend(3600.0) for _ in range(150)]
+    assert all(stores.coord.is_alive(session.id) for session in lent)
+    assert len([path for path in open_files(tmp_path) if "/lent-" in path]) == 100

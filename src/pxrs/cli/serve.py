@@ -63,12 +63,12 @@ def serve(settings: Settings, file: Path | None, **flags: Any) -> None:
         from pxrs.server.node import log_to_stderr, run_node
     except ImportError as error:
         raise MissingExtra("pxrs serve", "broker") from error
-    from pxrs.server.settings import load_settings, open_to_others
+    from pxrs.server.settings import load_settings, misspelled, open_to_others
 
     flags["store"] = flags["store"] or settings.url
     found = load_settings(flags, file)
     log_to_stderr(found)
-    for trouble in open_to_others(found, file):
+    for trouble in (*misspelled(), *open_to_others(found, file)):
         _LOG.warning("%s", trouble)
     scheme = "https" if found.tls_cert else "http"
     run_node(

@@ -226,6 +226,23 @@ def _typed(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{origin} must be {wanted}, got {quoted(value)}") from None
 
 
+def misspelled(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Warnings for the log about variables that look like settings and are none.
+
+    No errors: Kubernetes makes variables like `PXRS_SERVE_PORT` for a service of that name.
+    """
+    names = ServeSettings.__struct_fields__
+    known = {_VARIABLE + name.upper() for name in names}
+    given = os.environ if environment is None else environment
+    others = [name for name in given if name.startswith(_VARIABLE) and name not in known]
+    nearest = {name: get_close_matches(name, known, 1, cutoff=0.9) for name in sorted(others)}
+    return [
+        f"the variable {name} is no setting of pxrs serve and does nothing; did you mean {near[0]}?"
+        for name, near in nearest.items()
+        if near
+    ]
+
+
 def open_to_others(settings: ServeSettings, file: Path | None) -> list[str]:
     """Warnings for the log about files that other users of this host can read or change."""
     found = []

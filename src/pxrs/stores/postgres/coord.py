@@ -7,7 +7,6 @@ valid.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pxrs.stores.api import Watch, validate_commit, validate_limit
 from pxrs.stores.postgres.arrays import Byteas, Int8s, Texts
@@ -108,7 +107,7 @@ class PostgresCoord:
 
     def _parameters(
         self, checks: Sequence[Check], writes: Sequence[Write]
-    ) -> tuple[list[Any], ...]:
+    ) -> tuple[Sequence[object], ...]:
         """One list per parameter of `pxrs_commit`, in the order of the keys."""
         expected = {check.key: check.version for check in checks}
         written = {write.key: write for write in writes}

@@ -149,6 +149,7 @@ class SqliteCoord:
     def close(self) -> None:
         for session in list(self._mine.values()):
             session.close()
+        self._sessions.close()
 
     def _as_of_now(
         self, connection: sqlite3.Connection, rows: Sequence[_Row]
@@ -219,6 +220,7 @@ class SqliteCoord:
     def _forget_sessions(self) -> None:
         for session in list(self._mine.values()):
             session.forget()
+        self._sessions.forget()
 
 
 def _rows_of(connection: sqlite3.Connection, keys: Sequence[str]) -> list[_Row]:

@@ -545,9 +545,9 @@ def _raise_unless_busy(error: sqlite3.OperationalError, deadline: float) -> None
 
 # How long the write-ahead log gets. A file that still grows is slower to sync (310 against 190 µs
 # per small commit), so the log is restarted early where no reader is in the way: at 1 MB, then
-# whenever it has doubled. From `WAL_LIMIT` on the writer waits for readers: the longer the log, the
-# longer, as on a busy machine a short read takes long, too. With large commits, the log is restarted
-# only after a few of them.
+# whenever it has doubled. From `WAL_LIMIT` on the writer waits for readers, longer for a longer
+# log: on a busy machine a short read takes long, too. With large commits, the log is restarted only
+# after a few of them.
 
 WAL_LIMIT = 16 * 2**20
 _WAL_LEAST = 2**20

@@ -40,6 +40,7 @@ _STAMP = struct.Struct("=d")
 # In the file of a lent session, behind its stamp: its TTL, and the mark of its last adopter.
 _TTL_AT = _STAMP.size
 MARK_AT = 2 * _STAMP.size
+_MOST_KEPT = 100
 _NAME = re.compile("(lent-)?[0-9a-f]{24}")
 
 
@@ -57,6 +58,9 @@ class SessionFiles:
             make_folder_beside(self.path, database)
         self._database = database
         self._clock = clock
+        # Files of lent sessions that were looked at, by name; the oldest is first.
+        self._kept: dict[str, int] = {}
+        self._keeping = threading.Lock()
 
     def open(self, ttl: float, on_end: Callable[[FileSession], None]) -> FileSession:
         """Start a session of this process; `on_end` is called when it is over for its holder."""
@@ -86,7 +90,7 @@ class SessionFiles:
 
     def alive(self, name: str) -> bool:
         """Whether the session lives. A dead one's file is removed: the verdict is final."""
-        with self._opened(name) as fd:
+        with self._kept_open(name) if is_lent(name) else self._opened(name) as fd:
             if fd is None:
                 return False
             now = self._clock.monotonic()
@@ -154,6 +158,44 @@ class SessionFiles:
         with typed_errors(path), suppress(FileNotFoundError), self._folder() as folder:
             return open_found(path, flags, name, folder)
         return None
+
+    @contextmanager
+    def _kept_open(self, name: str) -> Iterator[int | None]:
+        """`_opened`, of a lent session. A node asks for each call of a client whether its session
+        lives, and most of the cost is to open and close the file: it stays open for the next look.
+
+        A name is never used twice, and a file that was removed has none.
+        """
+        with self._keeping:
+            fd = self._kept.get(name)
+            if fd is not None and os.fstat(fd).st_nlink != 1:
+                self._let_go(name)
+                fd = None
+            if fd is None and is_session_name(name):
+                fd = self.open_file(name, os.O_RDONLY)
+                if fd is not None:
+                    self._keep_few(_MOST_KEPT - 1)
+                    self._kept[name] = fd
+            with typed_errors(os.path.join(self.path, name)):
+                yield fd
+
+    def _let_go(self, name: str) -> None:
+        # Closed last: its number may be another file's by the next look.
+        os.close(self._kept.pop(name))
+
+    def _keep_few(self, most: int) -> None:
+        while len(self._kept) > most:
+            self._let_go(next(iter(self._kept)))
+
+    def close(self) -> None:
+        """Closes the files that were kept open."""
+        with self._keeping:
+            self._keep_few(0)
+
+    def forget(self) -> None:
+        """In a forked child: keep nothing, whatever another thread of the parent was at."""
+        self._keeping = threading.Lock()
+        self.close()
 
     @contextmanager
     def _opened(self, name: str, *, hidden: bool = False) -> Iterator[int | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from pxrs.core.queue import delay_ms, indexed, is_suspect
 from pxrs.stores.postgres.arrays import Byteas

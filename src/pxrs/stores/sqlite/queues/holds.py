@@ -10,6 +10,7 @@ from pxrs.errors import Fenced
 from pxrs.stores.rows import DEAD, DELAYED, HELD, READY, WAITING
 from pxrs.stores.sqlite.database import in_chunks
 from pxrs.stores.sqlite.queues.rows import NUMBERS, item_id, remove_bodies
+from pxrs.stores.sqlite.queues.units import GIVEN_UP
 from pxrs.types import Held, Holder
 
 
@@ -52,15 +53,20 @@ def hold(
     most: int | None,
     lock_until: float | None,
     now_ms: int,
-) -> None:
-    """Hold the items for the holder and count the delivery."""
+    unit: str = "",
+) -> bool:
+    """Hold the items for the holder and count the delivery; false if `unit` was given up."""
+    held = 0
+    unless = f"AND NOT EXISTS ({GIVEN_UP})" if unit else ""
     for some in in_chunks(items):
         marks = ",".join("?" * len(some))
-        connection.execute(
+        held += connection.execute(
             f"UPDATE pxrs_queue_items SET state = {HELD}, deliveries = deliveries + 1, "
-            f"session = ?, tx = ?, most = ?, lock_until = ?, taken_ms = ? WHERE id IN ({marks})",
-            (*holder, most, lock_until, now_ms, *some),
-        )
+            "session = ?, tx = ?, most = ?, lock_until = ?, taken_ms = ? "
+            f"WHERE id IN ({marks}) {unless}",
+            (*holder, most, lock_until, now_ms, *some, *((holder.session, unit) if unit else ())),
+        ).rowcount
+    return held == len(items)
 
 
 def held_rows(connection: sqlite3.Connection, queue: int | None = None) -> list[HeldRow]:

@@ -132,16 +132,15 @@ class SqliteQueues(QueueUpkeep):
 
         def work(turn: Turn) -> Taken:
             self._require_session(session)
-            if is_lent(session) and units.find(turn.connection, session, unit) is not None:
-                raise given_up(unit)
-            taken = self._take(turn, name, wanted)
+            taken = self._take(turn, name, wanted, unit if is_lent(session) else "")
             if not synced and any(item.held.delivery == wanted.most for item in taken.items):
                 raise _LastDelivery
             return taken
 
         return self._database.write(work, synced=synced)
 
-    def _take(self, turn: Turn, name: str, wanted: Wanted) -> Taken:
+    def _take(self, turn: Turn, name: str, wanted: Wanted, unit: str) -> Taken:
+        """Holds what there is, unless `unit` was given up in the file."""
         connection = turn.connection
         queue = rows.find_queue(connection, name)
         if queue is None:
@@ -157,7 +156,8 @@ class SqliteQueues(QueueUpkeep):
             return Taken([], self._reaper.due(connection, queue.id, lanes), suspect)
         until = None if wanted.lock_for is None else now + wanted.lock_for
         ids = [item.id for item in chosen]
-        holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms)
+        if not holds.hold(connection, ids, wanted.holder, wanted.most, until, now_ms, unit):
+            raise given_up(unit)
         turn.weight += sum(len(item.body or b"") for item in chosen)
         items = [
             item.delivery(

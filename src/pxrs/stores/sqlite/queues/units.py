@@ -10,6 +10,9 @@ from pxrs.stores.sqlite.database import in_chunks
 from pxrs.types import Outcome, QueueChange
 
 _DONE, _NEVER = 0, 1
+_FOUND = "FROM pxrs_queue_units WHERE session = ? AND unit = ?"
+# Whether there is a unit of this name: a take never has it, unless it was given up.
+GIVEN_UP = f"SELECT 1 {_FOUND}"
 
 
 def note(connection: sqlite3.Connection, change: QueueChange) -> None:
@@ -32,9 +35,7 @@ def note(connection: sqlite3.Connection, change: QueueChange) -> None:
 
 
 def find(connection: sqlite3.Connection, session: str, unit: str) -> Outcome | None:
-    row = connection.execute(
-        "SELECT state FROM pxrs_queue_units WHERE session = ? AND unit = ?", (session, unit)
-    ).fetchone()
+    row = connection.execute(f"SELECT state {_FOUND}", (session, unit)).fetchone()
     if row is None:
         return None
     return Outcome.DONE if row[0] == _DONE else Outcome.NEVER
