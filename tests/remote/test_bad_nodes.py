@@ -6,15 +6,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
 from websockets.sync.server import ServerConnection, serve
 
 from pxrs.client import frames as protocol
+from pxrs.client.websocket import connect
 from pxrs.clock import SYSTEM_CLOCK
 from pxrs.config import parse_url, remote_settings
 from pxrs.core.retry import Backoff
@@ -341,6 +344,52 @@ def test_a_node_that_begins_tls_byte_by_byte_is_passed_over() -> None:
         connecting.start()
         connecting.join(PATIENCE)
         assert isinstance(told[0], RetryExhausted)
+
+
+_SIZES = st.sampled_from([0, 1, 2, 3, 124, 125, 126, 127, 300, 2**16 - 1, 2**16])
+BINARY, PING = Opcode.BINARY, Opcode.PING
+_SENT = st.tuples(st.sampled_from([BINARY, BINARY, PING]), _SIZES)
+
+
+def test_messages_are_the_same_however_they_are_cut(
+    bad: BadNode, pytestconfig: pytest.Config
+) -> None:
+    """Messages that come alone take a shorter way; it must not be taken in the middle of one."""
+
+    @limits(pytestconfig, 200)
+    @given(
+        st.lists(_SENT, max_size=6),
+        st.sets(st.integers(0, 400), max_size=9),
+        st.sampled_from([0, 2, 4]),
+    )
+    def read(sent: list[tuple[Opcode, int]], cuts: set[int], head: int) -> None:
+        # What is in them looks like frames itself.
+        parts = [
+            Frame(kind, (b"\x82\x02%02d" % number * 2**14)[: size % 126 if kind is PING else size])
+            for number, (kind, size) in enumerate(sent)
+        ]
+        wire = [part.serialize(mask=False) for part in parts]
+        # Cut where frames end or seem to, and anywhere else.
+        ends = [0, *accumulate(map(len, wire))]
+        places = cuts.union(ends if not head else ())
+        places |= {end + head + 4 * n for end in ends for n in range(9) if head}
+        whole = b"".join(wire)
+        chunks = [whole[start:end] for start, end in pairwise([0, *sorted(places), len(whole)])]
+        coming = filter(None, chunks)
+        monkeypatch.setattr(stream, "_receive", lambda: next(coming, b""))
+        found: list[bytes] = []
+        while messages := stream.receive():
+            found += messages
+        assert found == [bytes(it.data) for it in parts if it.opcode is BINARY]
+
+    settings = remote_settings(parse_url(f"pxrs://127.0.0.1:{bad.port}"))
+    stream = connect(settings, f"127.0.0.1:{bad.port}", PATIENCE)
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            read()
+    finally:
+        stream.close()
+        stream.release()
 
 
 def test_a_greeting_of_any_kind(bad: BadNode, pytestconfig: pytest.Config) -> None:
