@@ -118,8 +118,14 @@ def test_members_say_what_is_missing(
             assert [each.value for each in consumer.poll(timeout=PATIENCE)] == [b"again"]
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["all of it", "its guard"])
-def test_a_folder_that_another_program_removed_is_told(zookeeper_url: str, whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("whole", "checked"),
+    [(True, False), (True, True), (False, True)],
+    ids=["all of it", "all of it, by a check", "its guard"],
+)
+def test_a_folder_that_another_program_removed_is_told(
+    zookeeper_url: str, whole: bool, checked: bool
+) -> None:
     """Or only the znode by which versions in it are told from later ones."""
     settings = zookeeper_settings(parse_url(f"{zookeeper_url}?timeout=1"))
     with closing(ZooKeeperCoord(settings)) as coord:
@@ -128,7 +134,7 @@ def test_a_folder_that_another_program_removed_is_told(zookeeper_url: str, whole
         root = f"/{settings.prefix}/records"
         removed = f"{root}/a" if whole else guard_of(root, f"{root}/a")
         coord._link.client.delete(removed, recursive=True)
-        mine = [Check("a/b", outcome.versions["a/b"])]
+        mine = [Check("a/b", outcome.versions["a/b"])] if checked else []
         write = Put("a/b", b"again") if whole else Delete("a/b")
         assert isinstance(told(lambda: coord.commit(mine, [write])), StoreDamaged)
         with closing(ZooKeeperCoord(settings)) as again:
