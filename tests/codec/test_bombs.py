@@ -35,13 +35,17 @@ from pxrs.codec import batches
 from pxrs.errors import DamagedBatch
 from pxrs.types import Fence, StoredBatch
 count, data = int(sys.argv[1]), bytes.fromhex(sys.stdin.read())
+def most():
+    # Not `ru_maxrss`: that begins with what the process had that started this one.
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
+
 batches.new_builder(100)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = most()
 try:
     batches.decode(StoredBatch(0, count, data), Fence("t", 0, 0))
 except DamagedBatch as error:
     print(error)
-print("MB:", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print("MB:", (most() - before) // 1024)
 """
 
 
@@ -92,11 +96,11 @@ CLAIMS_4_GB = b"\xff\xff\xff\xff\x0f" + b"\0" * 9
 BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
     "snappy that claims 4 GB": lambda: ("snappy", CLAIMS_4_GB),
     "a block of snappy that claims 4 GB": lambda: ("snappy", xerial(CLAIMS_4_GB)),
-    "snappy": lambda: ("snappy", xerial(*[bytes(cramjam.snappy.compress_raw(bytes(2**20)))] * 100)),
-    "gzip": lambda: ("gzip", gzip.compress(bytes(100 * MILLION))),
-    "gzip of many members": lambda: ("gzip", gzip.compress(bytes(MILLION)) * 100),
-    "lz4": lambda: ("lz4", lz4_frame(100 * MILLION)),
-    "zstd": lambda: ("zstd", bytes(cramjam.zstd.compress(bytes(100 * MILLION)))),
+    "snappy": lambda: ("snappy", xerial(*[bytes(cramjam.snappy.compress_raw(bytes(2**20)))] * 300)),
+    "gzip": lambda: ("gzip", gzip.compress(bytes(300 * MILLION))),
+    "gzip of many members": lambda: ("gzip", gzip.compress(bytes(MILLION)) * 300),
+    "lz4": lambda: ("lz4", lz4_frame(300 * MILLION)),
+    "zstd": lambda: ("zstd", bytes(cramjam.zstd.compress(bytes(300 * MILLION)))),
     "zstd that does not tell": lambda: ("zstd", zstd_in_pieces(3000 * MILLION)),
     "zstd that claims 4 GB": lambda: ("zstd", bytes.fromhex("28b52ffd a0 ffffffff 010000")),
     "zstd that claims 2^64": lambda: ("zstd", bytes.fromhex("28b52ffd e0 ffffffffffffffff 010000")),
@@ -108,7 +112,8 @@ def test_a_bomb_is_damage_and_takes_little_memory(name: str) -> None:
     compression, packed = BOMBS[name]()
     said, taken = decoded_elsewhere(batch_of(packed, compression))
     assert "is damaged" in said
-    assert taken < 100
+    # The bound, and a piece of gzip besides.
+    assert taken < 150
 
 
 @pytest.mark.parametrize("count", [batches.MOST_PACKED_MESSAGES + 1, 1])

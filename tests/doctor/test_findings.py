@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -138,6 +139,21 @@ def test_a_mariadb_that_may_only_be_read(new_engine: NewEngine) -> None:
     assert (found.level, "read-only" in found.says) == (Level.PROBLEM, True)
 
 
+@pytest.mark.engine("mariadb")
+def test_a_reader_endpoint_of_mysql(new_engine: NewEngine) -> None:
+    """Its tables are read-only, as those of a reader of Aurora are; `read_only` may be off."""
+    server = new_engine("mariadb")
+    open_stores(server.url, log="memory://").close()
+    server.stop()
+    (node,) = server.nodes
+    node._command = replace(
+        node._command, argv=[*node._command.argv, "--innodb-read-only", "--read-only=0"]
+    )
+    server.start()
+    found = finding(examine(server.url), "server")
+    assert (found.level, "reader endpoint" in found.says) == (Level.PROBLEM, True)
+
+
 @pytest.mark.engine("postgres")
 @pytest.mark.parametrize("prepared", [True, False], ids=["with pxrs' tables", "without them"])
 def test_a_standby_of_postgres(new_engine: NewEngine, prepared: bool) -> None:
@@ -147,8 +163,11 @@ def test_a_standby_of_postgres(new_engine: NewEngine, prepared: bool) -> None:
     server.stop()
     (server.folder / "data" / "standby.signal").touch()
     server.start()
-    found = [f for place in examine(server.url).places for f in place.findings]
+    diagnosis = examine(server.url)
+    found = [f for place in diagnosis.places for f in place.findings]
     assert {f.level for f in found if "standby" in f.says} == {Level.PROBLEM}
+    if prepared:
+        assert finding(diagnosis, "server", "standby").level is Level.PROBLEM
 
 
 @pytest.mark.engine("etcd")

@@ -101,12 +101,19 @@ def test_a_watch_that_is_refused_says_so_and_does_not_ask_without_a_pause(guarde
 
 
 def test_requests_and_watches_move_when_their_node_freezes(new_engine: NewEngine) -> None:
+    """A watch also does while its handle asks for nothing else."""
     etcd = new_engine("etcd", nodes=3)
-    with opened(f"{etcd.url}/x?timeout=8") as coord:
+    others = ",".join(f"127.0.0.1:{port}" for port in etcd.ports[3::3])
+    with (
+        opened(f"{etcd.url}/x?timeout=8") as coord,
+        opened(f"etcd://{others}/x?timeout=8") as other,
+    ):
         watch = coord.watch("k")
         etcd.nodes[0].freeze()
         try:
-            assert isinstance(coord.commit([], [Put("k", b"1")]), Committed)
+            assert isinstance(other.commit([], [Put("k", b"1")]), Committed)
+            assert watch.wait(PATIENCE)
+            assert isinstance(coord.commit([], [Put("k", b"2")]), Committed)
             assert watch.wait(PATIENCE)
         finally:
             etcd.nodes[0].thaw()

@@ -148,6 +148,29 @@ def test_checks_alone_are_of_the_same_history_too(etcd: engines.Engine) -> None:
     old.close()
 
 
+def test_a_backup_that_is_restored_is_told_as_long_as_it_is_behind(etcd: engines.Engine) -> None:
+    """It has the same mark. A watch would wait until it has caught up."""
+    before = opened(etcd)
+    before.commit([], [Put("k", b"in the backup")])
+    before.close()
+    etcd.kill()
+    (data,) = etcd.folder.glob("data*")
+    shutil.copytree(data, etcd.folder / "backup")
+    etcd.restart()
+    old = opened(etcd)
+    for _ in range(20):
+        old.commit([], [Put("k", b"later")])
+    watch = old.watch("k")
+    etcd.kill()
+    shutil.rmtree(data)
+    shutil.move(etcd.folder / "backup", data)
+    etcd.restart()
+    assert watch.wait(PATIENCE)
+    with pytest.raises(StoreDamaged, match="its revision is"):
+        old.get("k")
+    old.close()
+
+
 def test_a_mark_that_is_made_while_another_thread_looks_for_it_is_not_gone(etcd_url: str) -> None:
     coord = EtcdCoord(etcd_settings(parse_url(etcd_url)))
     history = coord._history

@@ -281,11 +281,17 @@ def test_a_take_that_was_interrupted_on_its_way_leaves_no_lock(site: Site, delay
             assert item.value == "work"
 
 
+# The commit that holds the item; what is read next, when that commit was answered.
+@pytest.mark.parametrize("unanswered", ["meta-0", "item-0"])
 @pytest.mark.parametrize(
-    ("then", "lock_for"), [("take", None), ("rollback", 60.0), ("commit", None)]
+    ("then", "lock_for"), [("take", None), ("rollback", 10 * PATIENCE), ("commit", None)]
 )
 def test_a_take_that_stays_without_an_answer_leaves_nothing_locked(
-    site: Site, monkeypatch: pytest.MonkeyPatch, then: str, lock_for: float | None
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    unanswered: str,
+    then: str,
+    lock_for: float | None,
 ) -> None:
     """Its hold is committed, and the store is away for longer than the take waits for it."""
     monkeypatch.setattr(held_items, "_PATIENCE", 1)
@@ -295,7 +301,7 @@ def test_a_take_that_stays_without_an_answer_leaves_nothing_locked(
         with far.transaction() as tx:
             assert tx.take("q", PATIENCE, lock_for=lock_for) is not None
         tx = far.begin()
-        site.proxy.hold_answers_from(b"meta-0")
+        site.proxy.hold_answers_from(unanswered.encode())
         with pytest.raises(OutcomeUnknown):
             tx.take("q", 0, lock_for=lock_for)
         site.proxy.reset()

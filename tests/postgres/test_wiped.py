@@ -10,13 +10,14 @@ import pytest
 from psycopg import sql
 
 import pxrs
-from pxrs.errors import SchemaMismatch, StoreDamaged
+from pxrs.errors import OutcomeUnknown, SchemaMismatch, StoreDamaged, StoreUnavailable
 from pxrs.stores.postgres.stores import PostgresStores
+from pxrs.types import Check, Committed, Put
 from support.child import PATIENCE
-from support.engine_fixtures import server_url
+from support.engine_fixtures import NewEngine, server_url
 from support.postgres import query
 from support.proxy import Proxy
-from support.wiped import check_told_once
+from support.wiped import AGAIN, check_told_once
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -54,6 +55,36 @@ def test_who_has_known_it_is_told_once_and_writes_nothing(
 
     new = check_told_once(old, make_anew, caplog)
     assert query(postgres_url, "SELECT count(*) FROM pxrs.pxrs_sessions") == [(0,)]
+    new.close()
+
+
+def test_who_has_known_it_through_a_pooler_is_told_by_its_next_session(
+    postgres_url: str, new_engine: NewEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pooler's connections live on."""
+    pooler = new_engine("pgbouncer", server=server_url("postgres"))
+    old = PostgresStores(f"{pooler.url}/{postgres_url.rpartition('/')[2]}")
+
+    def make_anew() -> PostgresStores:
+        drop_schema(postgres_url)
+        return PostgresStores(postgres_url)
+
+    check_told_once(old, make_anew, caplog).close()
+
+
+def test_who_has_no_session_is_told_by_its_next_connection(postgres_url: str) -> None:
+    old = PostgresStores(postgres_url)
+    made = old.coord.commit([], [Put("k", b"old")])
+    assert isinstance(made, Committed)
+    drop_database(postgres_url)
+    new = PostgresStores(postgres_url)
+    new.coord.commit([], [Put("k", b"new")])
+    with pytest.raises(StoreDamaged, match=AGAIN):
+        while True:
+            with suppress(StoreUnavailable, OutcomeUnknown):
+                old.coord.commit([Check("k", made.versions["k"])], [Put("k", b"stale")])
+                break
+    old.close()
     new.close()
 
 

@@ -12,8 +12,8 @@ from pxrs.stores.api import CoordStore, Stores
 from pxrs.stores.open import open_stores
 from pxrs.stores.queues_on_coord.layout import Layout
 from pxrs.stores.queues_on_coord.queues import RecipeQueues
-from pxrs.testing.conformance.queue_tools import Worker, look
-from pxrs.types import Delete, NewItem, Queue, QueueChange, Versioned
+from pxrs.testing.conformance.queue_tools import Worker, look, states_of
+from pxrs.types import Delete, ItemState, NewItem, Queue, QueueChange, Versioned
 from support.engine_fixtures import place_in
 
 Q = "mail"
@@ -32,24 +32,39 @@ def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
 
 
 class Overtaken:
-    """A `CoordStore` whose user is overtaken once, after a look at a folder."""
+    """A `CoordStore` whose user is overtaken once, after a look at a folder or a record.
 
-    def __init__(self, coord: CoordStore, folder: str, meanwhile: Callable[[], object]) -> None:
+    `looks`: after how many of them.
+    """
+
+    def __init__(
+        self, coord: CoordStore, where: str, meanwhile: Callable[[], object], looks: int = 1
+    ) -> None:
         self._coord = coord
-        self._folder = folder
-        self._meanwhile: Callable[[], object] | None = meanwhile
+        self._where = where
+        self._meanwhile = meanwhile
+        self._looks = looks
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._coord, name)
+
+    def get(self, key: str) -> Versioned | None:
+        found = self._coord.get(key)
+        self._look(key)
+        return found
 
     def list(
         self, prefix: str, after: str | None = None, limit: int | None = None
     ) -> list[Versioned]:
         found = self._coord.list(prefix, after, limit)
-        if prefix == self._folder and self._meanwhile is not None:
-            meanwhile, self._meanwhile = self._meanwhile, None
-            meanwhile()
+        self._look(prefix)
         return found
+
+    def _look(self, where: str) -> None:
+        if where == self._where:
+            self._looks -= 1
+            if self._looks == 0:
+                self._meanwhile()
 
 
 def test_a_deletion_spares_what_was_put_after_another_has_finished_it(stores: Stores) -> None:
@@ -67,6 +82,49 @@ def test_a_deletion_spares_what_was_put_after_another_has_finished_it(stores: St
     assert [item.body for item in look(stores, Q)] == [b"new"]
     worker.put(b"newer", queue=Q)
     assert [delivery.body for delivery in worker.drain(Q)] == [b"new", b"newer"]
+
+
+def test_a_deletion_spares_a_queue_that_was_made_when_it_had_found_nothing_left(
+    stores: Stores,
+) -> None:
+    """Not only its items: without its name they would be there, and nobody could take them."""
+    worker = Worker(stores)
+    worker.put(b"old", queue=Q)
+
+    def finish_and_put() -> None:
+        stores.queues.reap()
+        worker.put(b"new", queue=Q)
+
+    # It finds the old item's records, and then twice nothing.
+    slow: Any = Overtaken(stores.coord, Layout(Q).folder, finish_and_put, looks=3)
+    deleter = RecipeQueues(slow)
+    deleter.delete(Q)
+    deleter.close()
+    assert [item.body for item in look(stores, Q)] == [b"new"]
+    worker.put(b"newer", queue=Q)
+    assert [delivery.body for delivery in worker.drain(Q)] == [b"new", b"newer"]
+
+
+def test_a_queue_that_is_made_anew_while_it_is_looked_up_is_taken_for_what_it_is(
+    stores: Stores,
+) -> None:
+    """It was no fifo queue, and is one now: an item without a place in its order would be lost."""
+    stores.queues.create(Q)
+
+    def make_anew() -> None:
+        stores.queues.delete(Q)
+        stores.queues.create(Q, fifo=True)
+
+    for where in (Layout(Q).head, Layout(Q).tail):
+        slow: Any = Overtaken(stores.coord, where, make_anew)
+        producer = RecipeQueues(slow)
+        worker = Worker(stores)
+        items = tuple(NewItem(queue=Q, body=body) for body in (b"1", b"2"))
+        producer.apply(QueueChange(worker.holder, (), items))
+        producer.close()
+        assert states_of(stores, Q) == {b"1": ItemState.READY, b"2": ItemState.WAITING}
+        stores.queues.delete(Q)
+        stores.queues.create(Q)
 
 
 class Killed(Exception):  # noqa: N818 - what happened
@@ -134,6 +192,22 @@ def test_a_queue_that_lost_its_tail_goes_on_behind_its_items(stores: Stores) -> 
     worker.put(b"4", queue=Q)
     assert [(item.id, item.body) for item in look(stores, Q)] == [(2, b"2"), (3, b"3"), (4, b"4")]
     assert stores.queues.stats(Q).dead == 1
+
+
+def test_a_queue_that_is_deleted_while_it_gets_its_tail_again_can_be_made_again(
+    stores: Stores,
+) -> None:
+    """A tail without a queue would refuse the next one for ever."""
+    worker = Worker(stores)
+    worker.put(b"old", queue=Q)
+    stores.coord.commit([], [Delete(Layout(Q).tail)])
+    slow: Any = Overtaken(stores.coord, Layout(Q).items, lambda: stores.queues.delete(Q))
+    healing = RecipeQueues(slow)
+    assert healing.stats(Q).put == 0
+    healing.close()
+    assert stores.coord.list(Layout(Q).folder) == []
+    worker.put(b"new", queue=Q)
+    assert [item.body for item in look(stores, Q)] == [b"new"]
 
 
 def test_a_queue_without_anything_but_its_name_takes_items(stores: Stores) -> None:

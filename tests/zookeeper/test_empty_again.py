@@ -15,7 +15,8 @@ import pxrs
 from pxrs.config import parse_url, zookeeper_settings
 from pxrs.errors import OutcomeUnknown, SessionLost, StoreDamaged, StoreUnavailable
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
-from pxrs.types import Check, Committed, Put
+from pxrs.stores.zookeeper.names import guard_of
+from pxrs.types import Check, Committed, Delete, Put
 from support.engine_fixtures import NewEngine
 
 pytestmark = pytest.mark.engine("zookeeper")
@@ -117,11 +118,24 @@ def test_members_say_what_is_missing(
             assert [each.value for each in consumer.poll(timeout=PATIENCE)] == [b"again"]
 
 
-def test_a_folder_that_another_program_removed_is_told(zookeeper_url: str) -> None:
-    settings = zookeeper_settings(parse_url(zookeeper_url))
+@pytest.mark.parametrize(
+    ("whole", "checked"),
+    [(True, False), (True, True), (False, True)],
+    ids=["all of it", "all of it, by a check", "its guard"],
+)
+def test_a_folder_that_another_program_removed_is_told(
+    zookeeper_url: str, whole: bool, checked: bool
+) -> None:
+    """Or only the znode by which versions in it are told from later ones."""
+    settings = zookeeper_settings(parse_url(f"{zookeeper_url}?timeout=1"))
     with closing(ZooKeeperCoord(settings)) as coord:
-        coord.commit([], [Put("a/b", b"")])
-        coord._link.client.delete(f"/{settings.prefix}/records/a", recursive=True)
-        assert isinstance(told(lambda: coord.commit([], [Put("a/b", b"")])), StoreDamaged)
+        outcome = coord.commit([], [Put("a/b", b"")])
+        assert isinstance(outcome, Committed)
+        root = f"/{settings.prefix}/records"
+        removed = f"{root}/a" if whole else guard_of(root, f"{root}/a")
+        coord._link.client.delete(removed, recursive=True)
+        mine = [Check("a/b", outcome.versions["a/b"])] if checked else []
+        write = Put("a/b", b"again") if whole else Delete("a/b")
+        assert isinstance(told(lambda: coord.commit(mine, [write])), StoreDamaged)
         with closing(ZooKeeperCoord(settings)) as again:
             assert isinstance(again.commit([], [Put("a/b", b"")]), Committed)

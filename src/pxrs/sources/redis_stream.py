@@ -108,7 +108,7 @@ class RedisStream:
         more: dict[str, Any] = {"ssl_check_hostname": True} if checks_name else {}
 
         def connect(*, single: bool) -> Redis:
-            return redis.Redis.from_url(
+            client = redis.Redis.from_url(
                 url.whole,
                 single_connection_client=single,
                 socket_timeout=_TIMEOUT + _BLOCK_MS / 1000,
@@ -116,6 +116,10 @@ class RedisStream:
                 decode_responses=False,
                 **more,
             )
+            # The client itself looks at some of the options only when it connects.
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)
+            return client
 
         try:
             return OpenRedisStream(self, connect)
