@@ -431,6 +431,39 @@ def test_a_session_that_was_opened_while_its_stream_broke_is_handed_over(
     session.renew()
 
 
+def test_a_session_that_is_renewed_twice_at_once_is_held_by_the_last_handle(
+    nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its owner and by the thread that hands over, when the client has come to another node."""
+    session = stores.coord.session(120)
+    link = stores._link
+    monkeypatch.setattr(link, "sessions", list)
+    link._stream.close()  # type: ignore[union-attr]
+    second = nodes.served[1]._stores.coord
+    adopt = second.adopt  # type: ignore[attr-defined]
+    adopted, overtaken = threading.Event(), threading.Event()
+
+    def slowly(name: str) -> Any:
+        handle = adopt(name)
+        if not adopted.is_set():
+            adopted.set()
+            # One at a time: then nobody overtakes.
+            overtaken.wait(0.5)
+        return handle
+
+    def renew() -> None:
+        link.call("node.renew_session", session.id)
+
+    monkeypatch.setattr(second, "adopt", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(renew)
+        assert adopted.wait(PATIENCE)
+        renew()
+        overtaken.set()
+        first.result()
+    renew()
+
+
 def test_a_queue_that_is_made_anew_is_not_deleted_by_a_repeat(
     nodes: Nodes, stores: RemoteStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

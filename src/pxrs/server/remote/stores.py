@@ -26,6 +26,7 @@ from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -181,6 +182,9 @@ class StoreService:
             self.writers = WarmThreads(_THREADS, "pxrs-v1-writer", _WRITERS)
         self.sessions: dict[str, HeldSession] = {}
         self.lock = threading.Lock()
+        # By session: held while this node adopts it. A client may renew twice at once when it has
+        # come from another node; of two handles only the one that adopted last can renew.
+        self._adopting: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._streams: set[Stream] = set()
         self._beat = SYSTEM_CLOCK.monotonic()
         self._beating: asyncio.Task[None] | None = None
@@ -204,6 +208,11 @@ class StoreService:
             _LOG.warning("%s; %d clients have to use another node", trouble, len(going))
         for stream in going:
             stream.end()
+
+    def adopting(self, session: str) -> threading.Lock:
+        """The lock under which this node adopts the session."""
+        with self.lock:
+            return self._adopting.setdefault(session, threading.Lock())
 
     @property
     def _refuses(self) -> bool:
@@ -619,11 +628,12 @@ class Stream:
         return held.session.id
 
     def _renew_session(self, session: str) -> None:
-        held = self._service.sessions.get(session)
-        if held is None or (held.lent is not None and held.stream is not self):
-            # The client comes from another node, or comes back from there.
-            self._hold(self._adopted(session))
-            return
+        with self._service.adopting(session):
+            held = self._service.sessions.get(session)
+            if held is None or (held.lent is not None and held.stream is not self):
+                # The client comes from another node, or comes back from there.
+                self._hold(self._adopted(session))
+                return
         try:
             held.session.renew()
         except SessionLost:
