@@ -376,7 +376,7 @@ def test_messages_are_the_same_however_they_are_cut(
         whole = b"".join(wire)
         chunks = [whole[start:end] for start, end in pairwise([0, *sorted(places), len(whole)])]
         coming = filter(None, chunks)
-        monkeypatch.setattr(stream, "_receive", lambda: next(coming, b""))
+        monkeypatch.setattr(stream, "_receive", lambda _: next(coming, b""))
         found: list[bytes] = []
         while messages := stream.receive():
             found += messages

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from pxrs.client.frames import WOKEN
-from pxrs.client.stream import Pending
+from pxrs.client.stream import Pending, Stream
 from pxrs.config import parse_url, remote_settings
 from pxrs.errors import PxrsError, StoreUnavailable
+from pxrs.stores.api import Stores
 from pxrs.stores.open import open_stores
 from pxrs.stores.remote.stores import RemoteStores
-from pxrs.types import Holder, NewItem, QueueChange
+from pxrs.types import Holder, NewItem, Put, QueueChange, Versioned
 from support.child import PATIENCE
 from support.node import looks
 from support.remote_lab import ServedStores
@@ -41,11 +44,16 @@ class SlowLink:
 
 
 @pytest.fixture
-def client() -> Iterator[RemoteStores]:
-    with ExitStack() as stack:
-        served = stack.enter_context(closing(ServedStores(open_stores("memory://"))))
-        url = f"pxrs://127.0.0.1:{served.port}?timeout={PATIENCE:g}"
-        yield stack.enter_context(closing(RemoteStores(remote_settings(parse_url(url)))))
+def served() -> Iterator[ServedStores]:
+    with closing(ServedStores(open_stores("memory://"))) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: ServedStores) -> Iterator[RemoteStores]:
+    url = f"pxrs://127.0.0.1:{served.port}?timeout={PATIENCE:g}"
+    with closing(RemoteStores(remote_settings(parse_url(url)))) as client:
+        yield client
 
 
 @pytest.fixture
@@ -169,3 +177,190 @@ def test_a_turn_to_send_is_passed_on_by_who_gives_up(client: RemoteStores) -> No
     while not second.is_over:
         assert second.wait(PATIENCE)
     assert (first.was_sent, second.was_sent) == (False, True)
+
+
+# Who reads
+
+
+class SlowKey:
+    """A node's answer about the key "slow", kept until it is let go."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self._get = stores.coord.get
+        stores.coord.get = self._got  # type: ignore[method-assign]
+
+    def _got(self, key: str) -> Versioned | None:
+        if key == "slow":
+            self.asked.set()
+            assert self.go_on.wait(PATIENCE)
+        return self._get(key)
+
+
+@pytest.fixture
+def slow_key(served: ServedStores, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKey]:
+    """And callers read the answers to their calls themselves for as long as it takes."""
+    monkeypatch.setattr("pxrs.client.stream._SHORT", PATIENCE)
+    slow = SlowKey(served._stores)
+    yield slow
+    slow.go_on.set()
+
+
+def current(client: RemoteStores) -> Stream:
+    stream = client._link.stream
+    assert stream is not None
+    return stream
+
+
+def let_callers_read(client: RemoteStores) -> Stream:
+    """Makes calls until the stream's own thread rests."""
+    stream = current(client)
+    read = stream._read_by_callers
+    for _ in looks():
+        client.coord.get("a")
+        if stream._read_by_callers > read:
+            break
+    return stream
+
+
+@contextmanager
+def on_signal(handler: Callable[[], None], stream: Stream) -> Iterator[None]:
+    """Calls the handler in the main thread once that waits for what its next call gets."""
+    main = threading.main_thread().ident
+    assert main is not None
+    handled, reads = threading.Event(), threading.Event()
+    comes = stream._connection.comes
+
+    def noted(until: float) -> bool:
+        reads.set()
+        return comes(until)
+
+    stream._connection.comes = noted  # type: ignore[method-assign]
+
+    def handle(number: int, frame: object) -> None:
+        if not handled.is_set():
+            handled.set()
+            handler()
+
+    def tell() -> None:
+        assert reads.wait(PATIENCE)
+        # One that comes just before the thread begins to wait is handled when that is over.
+        for _ in looks():
+            signal.pthread_kill(main, signal.SIGUSR1)
+            if handled.is_set():
+                break
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    telling = threading.Thread(target=tell)
+    telling.start()
+    try:
+        yield
+    finally:
+        telling.join(PATIENCE)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_call_in_a_signal_handler_has_its_answer(client: RemoteStores, slow_key: SlowKey) -> None:
+    """Though the thread that reads is the one that the handler has interrupted."""
+    stream = let_callers_read(client)
+    answers: list[object] = []
+
+    def call() -> None:
+        assert stream._reading == threading.get_ident()
+        answers.append(client.coord.get("other"))
+        slow_key.go_on.set()
+
+    with on_signal(call, stream):
+        assert client.coord.get("slow") is None
+    assert answers == [None]
+    assert stream._reading is None
+    assert current(client) is stream
+
+
+def test_an_interrupt_of_a_thread_that_reads_harms_nobody(
+    client: RemoteStores, slow_key: SlowKey
+) -> None:
+    stream = let_callers_read(client)
+    others: list[object] = []
+    other = threading.Thread(target=lambda: others.append(client.coord.get("b")))
+
+    def interrupt() -> None:
+        assert stream._reading == threading.get_ident()
+        raise KeyboardInterrupt
+
+    with on_signal(interrupt, stream), pytest.raises(KeyboardInterrupt):
+        client.coord.get("slow")
+    other.start()
+    other.join(PATIENCE)
+    assert others == [None]
+    assert current(client) is stream
+    assert not stream.is_broken
+
+
+def test_an_interrupt_that_loses_a_frame_breaks_the_stream(
+    client: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the call whose answer was in it would wait for as long as it may."""
+    stream = let_callers_read(client)
+    receive = stream._connection.receive
+
+    def interrupted(until: float | None = None) -> list[bytes] | None:
+        received = receive(until)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return received
+
+    monkeypatch.setattr(stream._connection, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in looks():
+            client.coord.get("a")
+    assert stream.is_broken
+    assert client.coord.get("a") is None
+
+
+def test_a_thread_that_was_interrupted_on_its_way_out_stops_nobody(
+    client: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It seems to read and does not: the stream is broken after a while, and calls go on."""
+    monkeypatch.setattr("pxrs.client.stream._STUCK", 3)
+    stream = let_callers_read(client)
+    for _ in looks():
+        with stream._lock:
+            if stream._reading is None:
+                stream._reading = -1
+                break
+    assert client.coord.get("a") is None
+    assert stream.is_broken
+
+
+def test_a_watch_hears_of_changes_while_nobody_calls(
+    client: RemoteStores, served: ServedStores
+) -> None:
+    watch = client.coord.watch("k")
+    for value in b"123":
+        let_callers_read(client)
+        served._stores.coord.commit((), (Put("k", bytes([value])),))
+        assert watch.wait(PATIENCE)
+    let_callers_read(client)
+    served._stores.coord.commit((), (Put("k", b"4"),))
+    # A look that does not wait has the stream's own thread read, too.
+    for _ in looks():
+        if watch.wait(0):
+            break
+
+
+def test_calls_of_many_threads_beside_a_slow_one(client: RemoteStores, slow_key: SlowKey) -> None:
+    """Whoever reads hands the others their answers, and somebody reads on when it stops."""
+    slow = threading.Thread(target=client.coord.get, args=("slow",))
+    slow.start()
+    assert slow_key.asked.wait(PATIENCE)
+
+    def call(name: int) -> None:
+        for number in range(100):
+            assert client.coord.get(f"{name}/{number}") is None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(8)))
+    slow_key.go_on.set()
+    slow.join(PATIENCE)
+    assert not slow.is_alive()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -52,7 +53,11 @@ class Link:
         backoff = Backoff(settings.retry_first, settings.retry_longest, attempts=settings.attempts)
         self.retry = RetryPolicy(backoff, settings.timeout, SYSTEM_CLOCK)
         self.latencies = Latencies()
-        self.pool = Pool(settings, methods["coord.get"], self._wake, SYSTEM_CLOCK)
+        # How many threads wait for a watch.
+        self._listeners = 0
+        self.pool = Pool(
+            settings, methods["coord.get"], self._wake, lambda: self._listeners > 0, SYSTEM_CLOCK
+        )
         self._hosts = settings.hosts
         self._connecting = threading.Lock()
         self._stream: Stream | None = None
@@ -157,6 +162,19 @@ class Link:
             self.unwatch(armed.number)
             raise
         return armed
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While a thread waits for a watch, a stream's own thread reads all the time."""
+        with self._watch_lock:
+            self._listeners += 1
+        try:
+            if (stream := self._stream) is not None:
+                stream.attend()
+            yield
+        finally:
+            with self._watch_lock:
+                self._listeners -= 1
 
     def unwatch(self, number: int) -> None:
         """End a watch; the node gets to know if there is a stream to it."""
@@ -372,7 +390,8 @@ class Armed:
         self._link.origin.refuse_child()
         if self._closed:
             return True
-        woken = self._changed.wait(timeout)
+        with self._link.listening():
+            woken = self._changed.wait(timeout)
         if woken and not self._closed:
             self._changed.clear()
         return woken

@@ -26,11 +26,13 @@ class Pool:
         settings: RemoteSettings,
         greeting: Method,
         woken: Callable[[int | None], None],
+        is_heard: Callable[[], bool],
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._greeting = greeting
         self._woken = woken
+        self._is_heard = is_heard
         self._clock = clock
         self._numbers = count(frames.HELLO + 1)
         self._lock = threading.Lock()
@@ -99,7 +101,7 @@ class Pool:
         except StoreUnavailable as error:
             self.trouble = str(error)
             return None
-        stream = Stream(connection, self._woken, address)
+        stream = Stream(connection, self._woken, address, self._is_heard)
         try:
             greeting = Pending(frames.HELLO, self._greeting, frames.NOTHING)
             if not stream.answered(greeting, self._left(ends)):

@@ -1,7 +1,9 @@
 """One stream to one node: the calls of all threads, and their answers.
 
 A thread that makes a call sends it itself. Calls that other threads make meanwhile go with the next
-frame.
+frame. It also reads the answer itself if no other thread reads, for that costs a switch of threads
+less. The stream has a thread that reads whatever nobody waits for in this way: answers that take
+long or that several threads wait for, and what the node sends unasked.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from pxrs.client import frames
 from pxrs.client.frames import Hello, Method
 
 _LOG = logging.getLogger("pxrs.remote")
+# For so long a thread reads the answer to its own call.
+_SHORT = 0.05
+# After so long without such a call the stream's thread reads again, and a thread that still seems
+# to read after so many of these rounds was interrupted on its way out.
+_REST = 0.05
+_STUCK = 80
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
@@ -30,8 +38,18 @@ class Connection(Protocol):
         """Send one frame. One thread at a time."""
         ...
 
-    def receive(self) -> list[bytes]:
-        """Wait for frames; none if the node has closed the connection. One thread."""
+    def comes(self, until: float) -> bool:
+        """Wait for anything to receive; returns false if there is nothing until then.
+
+        The time is that of the monotonic clock.
+        """
+        ...
+
+    def receive(self, until: float | None = None) -> list[bytes] | None:
+        """Wait for frames; none if the node has closed the connection. One thread at a time.
+
+        Returns None if no whole frame has come until then.
+        """
         ...
 
     def close(self) -> None:
@@ -96,16 +114,22 @@ class Stream:
     """One connection to one node.
 
     `woken` is called with the number of a watch, and with None when the stream has broken.
+    `is_heard` returns whether a thread waits for a watch.
     """
 
     def __init__(
-        self, connection: Connection, woken: Callable[[int | None], None], name: str
+        self,
+        connection: Connection,
+        woken: Callable[[int | None], None],
+        name: str,
+        is_heard: Callable[[], bool],
     ) -> None:
         self.name = name
         # The node's answer to the first frame; set once it came.
         self.hello: Hello
         self._connection = connection
         self._woken = woken
+        self._is_heard = is_heard
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
         self._outgoing: list[Pending] = []
@@ -117,6 +141,11 @@ class Stream:
         self.refusal = ""
         # Why the stream broke, as far as it is known.
         self.trouble = ""
+        # The thread that reads now, and how often one has read the answer to its own call.
+        self._reading: int | None = None
+        self._read_by_callers = 0
+        # Whether the stream's own thread has to read, or to look whether it has.
+        self._needed = threading.Event()
         self._reader = threading.Thread(target=self._read, name="pxrs-remote", daemon=True)
         self._reader.start()
 
@@ -184,6 +213,8 @@ class Stream:
         pending.is_awaited = True
         try:
             self.send(pending)
+            if pending.was_sent and not pending.is_over:
+                self._read_own(pending, min(ends, time.monotonic() + _SHORT))
             while not pending.is_over and pending.wait(ends - time.monotonic()):
                 if pending.has_turn:
                     pending.has_turn = False
@@ -224,22 +255,108 @@ class Stream:
         """End the stream; calls without an answer are lost."""
         self._break()
 
-    def _read(self) -> None:
+    def attend(self) -> None:
+        """Have the stream's own thread read what the node sends unasked."""
+        self._needed.set()
+
+    # Reading. One thread does it at a time, that in `_reading`. A caller that stops wakes the
+    # stream's own thread if anyone waits; that one rests only while nobody waits, or a caller
+    # reads. No call is left behind: a thread that waits was noted before it saw another one read,
+    # and whoever stops reading says so before it looks who waits.
+
+    def _read_own(self, mine: Pending, until: float) -> None:
+        """Reads until the call is over or that time has come, unless another thread reads."""
+        me = threading.get_ident()
+        # This thread itself, if it makes a call in a signal handler while it waits for another.
+        before: int | None = None
         try:
-            while received := self._connection.receive():
-                for frame in received:
-                    for number, kind, body in frames.decode_answers(frame):
-                        self._take_answer(number, kind, body)
-        except Refused as refused:
-            self.refusal = str(refused)
-        except Exception as error:  # noqa: BLE001 - after any error, it is over
-            self.trouble = str(error)
-            _LOG.debug("the stream to %s broke: %s", self.name, error)
+            with self._lock:
+                before = self._reading
+                if before is None:
+                    self._reading = me
+            while self._reading == me and not mine.is_over and self._comes(until):
+                self._take_frames(until)
+        finally:
+            if self._reading == me:
+                self._read_by_callers += 1
+                self._reading = before
+                if self._is_awaited or self.is_broken:
+                    self._needed.set()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a thread waits for an answer, or for a watch."""
+        return bool(self._pending) or self._is_heard()
+
+    def _comes(self, until: float) -> bool:
+        """Whether there is something to read by then. An interrupt here loses nothing."""
+        try:
+            return self._connection.comes(until)
+        except Exception as error:  # noqa: BLE001 - as in `_take_frames`
+            self._fail(error)
+            return False
+
+    def _read(self) -> None:
+        """Reads, in the stream's own thread, what no caller reads."""
+        me = threading.get_ident()
+        try:
+            while not self.is_broken:
+                self._rest()
+                with self._lock:
+                    if self._reading is not None:
+                        continue
+                    self._reading = me
+                try:
+                    self._take_frames(None)
+                finally:
+                    self._reading = None
         finally:
             self._break()
-            # Not while a thread sends: the socket's number could be reused under it.
+            # Not while a thread reads or sends: the socket's number could be reused under it.
+            for _ in range(_STUCK):
+                if self._reading is None:
+                    break
+                time.sleep(_REST)
             with self._sending:
                 self._connection.release()
+
+    def _rest(self) -> None:
+        """Waits for as long as callers read the answers to their calls themselves."""
+        self._needed.clear()
+        rounds = 0
+        while not self.is_broken and not (self._reading is None and self._is_awaited):
+            read = self._read_by_callers
+            if self._needed.wait(_REST):
+                return
+            if read != self._read_by_callers:
+                rounds = 0
+            elif self._reading is None:
+                return
+            elif (rounds := rounds + 1) >= _STUCK:
+                self._break()
+
+    def _take_frames(self, until: float | None) -> None:
+        """Takes what comes; breaks the stream if it is over, or if a part of it was lost."""
+        try:
+            received = self._connection.receive(until)
+            for frame in received or ():
+                for number, kind, body in frames.decode_answers(frame):
+                    self._take_answer(number, kind, body)
+            if received is not None and not received:
+                self._break()
+        except Refused as refused:
+            self.refusal = str(refused)
+            self._break()
+        except Exception as error:  # noqa: BLE001 - after any error, it is over
+            self._fail(error)
+        except BaseException:
+            self._break()
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = str(error)
+        _LOG.debug("the stream to %s broke: %s", self.name, error)
+        self._break()
 
     def _take_answer(self, number: int, kind: int, body: Any) -> None:
         if kind == frames.WOKEN:
@@ -257,8 +374,9 @@ class Stream:
         with self._lock:
             is_news, self.is_broken = not self.is_broken, True
             lost, self._pending, self._outgoing = self._pending, {}, []
-        # Wakes threads that wait in it; its reader then ends it.
+        # Wakes threads that wait in it; its own thread then ends it.
         self._connection.close()
+        self._needed.set()
         for pending in lost.values():
             pending.lose()
         if is_news:

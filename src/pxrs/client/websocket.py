@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import select
 import socket
 import ssl
 import struct
@@ -115,6 +116,8 @@ class WebSocket:
             raise ConnectionError(f"the node opened no stream: {error}")
         # Frames that came with the answer are kept for the first `receive`.
         self._came = [it for it in self._protocol.events_received() if isinstance(it, Frame)]
+        if self._is_closed_by(self._came):
+            raise ConnectionError("the node closed the stream at once")
         # How many bytes the protocol has of a frame that has not come whole. That is not known if
         # the node has sent some already, which ours never does.
         self._of_a_part = math.inf if self._came or self._protocol.reader.buffer else 0.0
@@ -125,20 +128,24 @@ class WebSocket:
             data = self._taken()
         self._send_all(data)
 
-    def receive(self) -> list[bytes]:
+    def comes(self, until: float) -> bool:
+        if self._came or (self._tls is not None and self._tls.has_some):
+            return True
+        return _comes(self._socket, until)
+
+    def receive(self, until: float | None = None) -> list[bytes] | None:
         came, self._came = self._came, []
         while True:
             if came:
-                if any(it.opcode is Opcode.CLOSE for it in came):
-                    self._raise_refusal()
+                if self._is_closed_by(came):
                     return []
                 if any(it.opcode is Opcode.CONT or not it.fin for it in came):
                     raise ConnectionError("the node sent a message in parts")
                 if found := [bytes(it.data) for it in came if it.opcode is Opcode.BINARY]:
                     return found
-            data = self._receive()
+            data = self._receive(until)
             if not data:
-                return []
+                return None if data is None else []
             if not self._of_a_part and (alone := _alone(data)) is not None:
                 return [alone]
             came = self._parsed(data)
@@ -154,22 +161,27 @@ class WebSocket:
         self._of_a_part += len(data) - sum(map(_size, came))
         return came
 
-    def _raise_refusal(self) -> None:
+    def _is_closed_by(self, came: list[Frame]) -> bool:
+        """Whether the node has closed the connection; raises what it gave as the reason."""
+        if not any(it.opcode is Opcode.CLOSE for it in came):
+            return False
         closed = self._protocol.close_rcvd
         if closed is not None and closed.code == _POLICY:
             raise Refused(closed.reason)
         if closed is not None and closed.reason:
             raise ConnectionError(closed.reason)
+        return True
 
     def _taken(self) -> bytes:
         return b"".join(self._protocol.data_to_send())
 
-    def _receive(self) -> bytes:
+    def _receive(self, until: float | None = None) -> bytes | None:
+        """What comes, or None if nothing has come until then."""
         try:
             if self._tls is not None:
-                return self._tls.receive()
+                return self._tls.receive(until)
             self._hurry()
-            return self._socket.recv(_CHUNK)
+            return self._socket.recv(_CHUNK) if _comes(self._socket, until) else None
         except BlockingIOError:
             raise TimeoutError(f"the node sent nothing for {SILENCE:g} s") from None
 
@@ -216,7 +228,13 @@ class _Tls:
                 raw.sendall(self._out.read())
                 return
 
-    def receive(self) -> bytes:
+    @property
+    def has_some(self) -> bool:
+        """Whether a part of what was received has not been returned yet."""
+        with self._lock:
+            return self._tls.pending() > 0 or self._in.pending > 0
+
+    def receive(self, until: float | None) -> bytes | None:
         while True:
             with self._lock, suppress(ssl.SSLWantReadError):
                 try:
@@ -224,6 +242,8 @@ class _Tls:
                 except ssl.SSLZeroReturnError:
                     return b""
             self._hurry()
+            if not _comes(self._socket, until):
+                return None
             self._feed(self._socket.recv(_CHUNK))
 
     def send(self, data: bytes) -> None:
@@ -237,6 +257,16 @@ class _Tls:
             raise ConnectionError("the node closed the connection")
         with self._lock:
             self._in.write(data)
+
+
+def _comes(raw: socket.socket, until: float | None) -> bool:
+    """Waits until there is something to read; returns false if there is nothing until then."""
+    if until is None:
+        return True
+    # A new one each time: a signal handler may come here while the same thread waits in another.
+    poll = select.poll()
+    poll.register(raw, select.POLLIN)
+    return bool(poll.poll(max(0.0, 1000 * (until - time.monotonic()))))
 
 
 def _secured(raw: socket.socket, tls: TlsFiles, host: str, hurry: Callable[[], None]) -> _Tls:
