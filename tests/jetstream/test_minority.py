@@ -27,6 +27,7 @@ from pxrs.stores.jetstream.topics import Topic
 from pxrs.testing.conformance.tools import append, batch
 from pxrs.types import Bounds, LogPartition, Put
 from support.child import PATIENCE
+from support.copying import copied
 from support.engine_fixtures import NewEngine
 from support.jetstream import fill, little_room
 from support.node import LocalNode, looks
@@ -276,6 +277,23 @@ def test_what_an_end_decides_needs_a_majority(cluster: Cluster, tmp_path: Path) 
         reader = px.reader("t")
         with pytest.raises(OffsetOutOfRange):
             reader.follow(start=11)
+
+
+def test_that_a_copy_is_complete_needs_a_majority(cluster: Cluster, tmp_path: Path) -> None:
+    """Else what a majority took after its leader was cut off would not be in it."""
+    store, early, late = (f"sqlite:///{tmp_path}/{name}.db" for name in ("from", "early", "late"))
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+    leader = cluster.leader_of(f"pxrs_{topic.id}")
+    cluster.cut_off(leader)
+    with pytest.raises(StoreUnavailable):
+        copied(f"{store} log={cluster.url(leader, 1)}", early)
+    with pxrs.connect(store, log=cluster.url((leader + 1) % 3, 30)) as px:
+        send(px, 5)
+    cluster.heal()
+    report = copied(f"{store} log={cluster.url(leader, 30)}", late)
+    assert (report.complete, report.messages) == (True, 10)
 
 
 @pytest.mark.parametrize("policy", ["earliest", pytest.param("latest", marks=pytest.mark.thorough)])
