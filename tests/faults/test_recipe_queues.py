@@ -319,6 +319,36 @@ def test_a_take_that_stays_without_an_answer_leaves_nothing_locked(
                 assert heir.take("q", PATIENCE) is not None
 
 
+def test_a_hold_that_stays_without_an_answer_ends_in_its_own_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process goes on to hold other items for as long, which must not keep it alive."""
+    monkeypatch.setattr(held_items, "_PATIENCE", 1)
+    lock_for = 4.0
+    with pxrs.connect(site.url) as near, pxrs.connect(f"{site.proxied}?timeout=0.5") as far:
+        near.put("q", "first")
+        tx = far.begin()
+        site.proxy.hold_answers_from(b"meta-0")
+        with pytest.raises(OutcomeUnknown):
+            tx.take("q", 0, lock_for=lock_for)
+        site.proxy.reset()
+        site.proxy.heal()
+        assert near.queues.describe("q").held == 1
+
+        def hold_another() -> None:
+            near.put("others", "work")
+            with far.transaction() as other:
+                assert other.take("others", PATIENCE, lock_for=lock_for) is not None
+
+        ends = SYSTEM_CLOCK.monotonic() + 5 * lock_for
+        with near.transaction() as heir:
+            while (item := heir.take("q", 0.1)) is None:
+                insist(hold_another)
+                assert SYSTEM_CLOCK.monotonic() < ends, "it does not end"
+            assert item.value == "first"
+        tx.rollback()
+
+
 class HoursAhead:
     """The clock of a host that is wrong."""
 

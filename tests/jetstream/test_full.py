@@ -20,7 +20,7 @@ from pxrs.testing.conformance.tools import append, batch, values_in
 from pxrs.types import Append, Appended, Bounds, LogPartition
 from support.child import PATIENCE
 from support.engine_fixtures import NewEngine
-from support.jetstream import leader_of, opened
+from support.jetstream import fill, leader_of, little_room, opened, stuff
 
 pytestmark = pytest.mark.engine("nats")
 
@@ -31,26 +31,9 @@ MB = 1 << 20
 
 def full_one(new_engine: NewEngine, nodes: int = 1) -> str:
     """The URL of servers that keep little for an account."""
-    account = {
-        "jetstream": {"max_file": MB, "max_mem": 0},
-        "users": [{"user": "a", "password": "a"}],
-    }
-    engine = new_engine("nats", nodes=nodes, settings={"accounts": {"A": account}})
+    engine = new_engine("nats", nodes=nodes, settings=little_room(MB))
     # The servers of a busy machine tell each other late what was freed.
-    return f"{engine.url.replace('nats://', 'nats://a:a@')}?replicas={nodes}&timeout=30"
-
-
-def fill(log: JetStreamLog) -> int:
-    """Append until there is no room for the smallest message; the end."""
-    end = 0
-    for size in (60_000, 1_000, 100, 1):
-        while True:
-            (outcome,) = log.append([Append(HERE, batch(b"x" * size))])
-            if not isinstance(outcome, Appended):
-                assert isinstance(outcome, StoreFull)
-                break
-            end = outcome.base + 1
-    return end
+    return f"{engine.url}?replicas={nodes}&timeout=30"
 
 
 def trim(log: JetStreamLog, end: int) -> int:
@@ -81,11 +64,11 @@ def test_a_full_one_is_freed(
 
 def check_freed(log: JetStreamLog, free: Callable[[JetStreamLog, int], int]) -> None:
     """There is room after `free`, which returns where the partition ends, and after a trim."""
-    end = free(log, fill(log))
+    end = free(log, fill(log, HERE))
     start = log.bounds(HERE.topic_id)[0].start
     assert append_with_room(log) == end
     assert sorted(values_in(log, HERE)) == list(range(start, end + 1))
-    fill(log)
+    fill(log, HERE)
     end = log.bounds(HERE.topic_id)[0].end
     assert log.trim(HERE, A_LOT) == end
     assert log.bounds(HERE.topic_id) == {0: Bounds(end, end)}
@@ -115,8 +98,10 @@ def test_a_server_at_its_limit_is_freed(
 
 def test_retention_frees_a_full_one_for_a_producer(new_engine: NewEngine) -> None:
     with pxrs.connect("memory://", log=full_one(new_engine)) as px:
-        px.topics.create("orders", partitions=1, retention_bytes=200_000)
+        topic = px.topics.create("orders", partitions=1, retention_bytes=200_000)
         end = _send_until_full(px)
+        assert isinstance(px.stores.log, JetStreamLog)
+        stuff(px.stores.log, topic.id)
         px.topics.apply_retention("orders")
         with px.producer(compression="none") as producer:
             assert producer.send("orders", b"x" * 60_000).result().offset == end
@@ -136,7 +121,7 @@ def _send_until_full(px: pxrs.Pxrs) -> int:
 def test_a_full_cluster_tells_where_a_partition_ends(new_engine: NewEngine) -> None:
     with closing(opened(full_one(new_engine, nodes=3))) as log:
         log.create(HERE.topic_id, 1)
-        end = fill(log)
+        end = fill(log, HERE)
         with pytest.raises(OffsetOutOfRange) as told:
             log.fetch(HERE, end + 5, 1)
         assert (told.value.start, told.value.end) == (0, end)

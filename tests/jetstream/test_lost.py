@@ -188,6 +188,19 @@ def test_a_follower_is_told(engine: Engine, px: Pxrs) -> None:
         next(following)
 
 
+def test_a_follower_passes_over_nothing_that_stands_in_place_of_lost_messages(
+    engine: Engine, px: Pxrs
+) -> None:
+    with set_back(engine, px):
+        send(px, KEPT, READ)
+        following = px.reader(TOPIC).follow(start="earliest", timeout=PATIENCE)
+        assert [int(next(following).value) for _ in range(READ)] == list(range(READ))
+    send(px, 1000, 1160)
+    with pytest.raises(MessagesLost) as told:
+        next(following)
+    assert (told.value.offset, told.value.end) == (READ, KEPT + 160)
+
+
 def test_an_engine_that_came_back_empty_is_told_of(engine: Engine, px: Pxrs) -> None:
     with px.consumer(TOPIC, GROUP, auto_commit=False) as consumer:
         send(px, 0, KEPT)

@@ -6,26 +6,31 @@ import asyncio
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import nats
 import pxrs
 from engines import Engine
 from pxrs.config import OnTrimmed, nats_settings, parse_url
+from pxrs.core.records import Claim, claims_prefix, decode, encode
 from pxrs.errors import DeliveryFailed, OffsetOutOfRange, StoreUnavailable, TopicNotFound
 from pxrs.stores.jetstream.failures import Stale
 from pxrs.stores.jetstream.log import JetStreamLog
 from pxrs.stores.jetstream.topics import Topic
 from pxrs.testing.conformance.tools import append, batch
-from pxrs.types import Bounds, LogPartition
+from pxrs.types import Bounds, LogPartition, Put
 from support.child import PATIENCE
+from support.copying import copied
 from support.engine_fixtures import NewEngine
+from support.jetstream import fill, little_room
+from support.node import LocalNode, looks
 from support.partitions import Network
 
 pytestmark = pytest.mark.engine("nats")
@@ -37,10 +42,15 @@ LATE = 2**50
 class Cluster:
     """Three nodes; the network between one and the others can be cut."""
 
-    def __init__(self, new_engine: NewEngine, network: Network) -> None:
+    def __init__(
+        self,
+        new_engine: NewEngine,
+        network: Network,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self._network = network
         self.engine: Engine = new_engine(
-            "nats", before=network.joins, nodes=3, advertise=network.advertise
+            "nats", before=network.joins, nodes=3, advertise=network.advertise, settings=settings
         )
 
     def cut_off(self, node: int) -> None:
@@ -111,6 +121,25 @@ def test_an_end_before_what_was_read_needs_a_majority(cluster: Cluster) -> None:
             log.fetch(HERE, 5, 1)
         assert (told.value.start, told.value.end) == (0, 2)
         assert append(log, HERE, batch(b"c")) == [2]
+
+
+def test_the_end_of_a_full_one_needs_a_majority(new_engine: NewEngine) -> None:
+    """It refuses at once what would show that it leads, because it has no room for it."""
+    with Network() as network:
+        cluster = Cluster(new_engine, network, little_room(1 << 20))
+        with closing(cluster.log(0)) as log:
+            log.create(HERE.topic_id, 1)
+            end = fill(log, HERE)
+        leader = cluster.leader_of("pxrs_t-1")
+        with closing(cluster.log(leader, timeout=2)) as log:
+            cluster.cut_off(leader)
+            assert log.bounds(HERE.topic_id) == {0: Bounds(0, end)}
+            with pytest.raises(StoreUnavailable):
+                log.fetch(HERE, end + 5, 1)
+        cluster.heal()
+        with closing(cluster.log(leader)) as log, pytest.raises(OffsetOutOfRange) as told:
+            log.fetch(HERE, end + 5, 1)
+        assert (told.value.start, told.value.end) == (0, end)
 
 
 def test_that_there_is_no_such_topic_needs_a_majority(cluster: Cluster) -> None:
@@ -216,21 +245,29 @@ def test_what_an_end_decides_needs_a_majority(cluster: Cluster, tmp_path: Path) 
         send(px, 5)
         read_all(px, 5)
     leader = cluster.leader_of(f"pxrs_{topic.id}")
-    with pxrs.connect(store, log=cluster.url(leader, 1)) as px:
+    with (
+        pxrs.connect(store, log=cluster.url(leader, 1)) as px,
+        px.consumer("t", "sought", auto_commit=False) as consumer,
+    ):
         reader = px.reader("t")
         assert reader.bounds(0).end == 5
+        assert consumer.poll(timeout=PATIENCE)
         cluster.cut_off(leader)
         assert reader.bounds(0).end == 5
         decisions: list[Callable[[], object]] = [
             lambda: px.groups.reset("g", "t", to="latest"),
             lambda: px.groups.reset("g", "t", to=10),
             lambda: px.groups.reset("g", "t", timestamp_ms=LATE),
+            lambda: consumer.seek("t", 0, 10),
             lambda: reader.follow(start=10),
             lambda: reader.offset_at(0, LATE),
         ]
-        for decide in decisions:
+        # All at once: it answers for some seconds only.
+        with ThreadPoolExecutor(len(decisions)) as pool:
+            decided = [pool.submit(decide) for decide in decisions]
+        for each in decided:
             with pytest.raises(StoreUnavailable):
-                decide()
+                each.result()
     cluster.heal()
     with pxrs.connect(store, log=cluster.url(leader, 30)) as px:
         assert px.groups.describe("g").partitions[0].checkpoint == 5
@@ -240,6 +277,52 @@ def test_what_an_end_decides_needs_a_majority(cluster: Cluster, tmp_path: Path) 
         reader = px.reader("t")
         with pytest.raises(OffsetOutOfRange):
             reader.follow(start=11)
+
+
+def test_that_a_copy_is_complete_needs_a_majority(cluster: Cluster, tmp_path: Path) -> None:
+    """Else what a majority took after its leader was cut off would not be in it."""
+    store, early, late = (f"sqlite:///{tmp_path}/{name}.db" for name in ("from", "early", "late"))
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+    leader = cluster.leader_of(f"pxrs_{topic.id}")
+    cluster.cut_off(leader)
+    with pytest.raises(StoreUnavailable):
+        copied(f"{store} log={cluster.url(leader, 1)}", early)
+    with pxrs.connect(store, log=cluster.url((leader + 1) % 3, 30)) as px:
+        send(px, 5)
+    cluster.heal()
+    report = copied(f"{store} log={cluster.url(leader, 30)}", late)
+    assert (report.complete, report.messages) == (True, 10)
+
+
+@pytest.mark.parametrize("policy", ["earliest", pytest.param("latest", marks=pytest.mark.thorough)])
+def test_a_checkpoint_beyond_what_a_minority_knows_stays(
+    cluster: Cluster, tmp_path: Path, policy: OnTrimmed
+) -> None:
+    """As a member writes it that has read on from the majority: here before there is one."""
+    store = f"sqlite:///{tmp_path}/app.db"
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+        read_all(px, 5)
+        leader = cluster.leader_of(f"pxrs_{topic.id}")
+        with pxrs.connect(store, log=cluster.url(leader, 1)) as cut_off:
+            cluster.cut_off(leader)
+            (record,) = px.stores.coord.list(claims_prefix("g"))
+            claim = msgspec.structs.replace(decode(record, Claim), checkpoint=10)
+            px.stores.coord.commit([], [Put(record.key, encode(claim))])
+            assert cut_off.reader("t").bounds(0).end == 5
+            with (
+                cut_off.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer,
+                pytest.raises(StoreUnavailable),
+            ):
+                consumer.poll(timeout=0.5)
+            cluster.heal()
+        send(px, 6)
+        assert px.groups.describe("g").partitions[0].checkpoint == 10
+        with px.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer:
+            assert [message.offset for message in consumer.poll(timeout=PATIENCE)] == [10]
 
 
 @pytest.mark.thorough
@@ -269,3 +352,34 @@ def test_a_checkpoint_stays_while_the_leader_is_cut_off(
                 send(px, 1)
                 messages = consumer.poll(timeout=PATIENCE)
                 assert [message.offset for message in messages] == [10]
+
+
+@pytest.mark.thorough
+def test_a_commit_of_what_a_majority_took_is_not_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """Not by a node whose server of NATS does not know of those messages."""
+    store = f"sqlite:///{tmp_path}/app.db"
+    with pxrs.connect(store, log=cluster.url(0, 30)) as px:
+        topic = px.topics.create("t", partitions=1)
+        send(px, 5)
+    leader = cluster.leader_of(f"pxrs_{topic.id}")
+    with (
+        pxrs.connect(store, log=cluster.url((leader + 1) % 3, 30)) as px,
+        LocalNode(f"{store} log={cluster.url(leader, 1)}") as node,
+        closing(node.client()) as client,
+    ):
+        # It says nothing while the others elect a leader.
+        patient = {"member": "a", "topics": ["t"], "session_timeout": 300}
+        assert client.post("/v1/groups/g/members", patient).status == 201
+        for _ in looks():
+            if owned := client.get("/v1/groups/g/members/a").json["partitions"]:
+                break
+        commits = {"commits": [{"fence": owned[0]["fence"], "offset": 10}]}
+        assert client.post("/v1/groups/g/commits", commits).status == 416
+        cluster.cut_off(leader)
+        assert client.post("/v1/groups/g/commits", commits).status == 503
+        send(px, 5)
+        cluster.heal()
+        for _ in looks():
+            if (done := client.post("/v1/groups/g/commits", commits)).status != 503:
+                break
+        assert (done.status, done.json["commits"][0]["checkpoint"]) == (200, 10)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,7 +18,9 @@ from pxrs.stores.queues_on_coord.layout import Layout
 from pxrs.stores.queues_on_coord.queues import RecipeQueues
 from pxrs.testing.conformance.queue_tools import Worker, look, states_of
 from pxrs.types import Delete, ItemState, NewItem, Queue, QueueChange, Versioned
+from support.child import Child
 from support.engine_fixtures import place_in
+from support.inside import say, wait_for_parent
 
 Q = "mail"
 
@@ -125,6 +131,60 @@ def test_a_queue_that_is_made_anew_while_it_is_looked_up_is_taken_for_what_it_is
         assert states_of(stores, Q) == {b"1": ItemState.READY, b"2": ItemState.WAITING}
         stores.queues.delete(Q)
         stores.queues.create(Q)
+
+
+_ROUNDS, _PRODUCERS, _PER_ROUND, _MOST = 10, 3, 5, 200
+
+
+def produce(url: str, name: str) -> None:
+    """Put items without a pause, until the parent tells that the next round has begun."""
+    stores = open_stores(url)
+    worker = Worker(stores)
+    told: SimpleQueue[None] = SimpleQueue()
+
+    def listen() -> None:
+        while True:
+            wait_for_parent()
+            told.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    for current in count():
+        for number in range(_MOST):
+            body = f"{name}-{current}-{number}"
+            worker.put(body.encode(), queue=Q)
+            say([current, body])
+            if not told.empty():
+                break
+        told.get()
+
+
+@pytest.mark.long
+def test_what_processes_put_after_a_deletion_stays(stores: Stores) -> None:
+    """They also finish the deletion, each at its own pace, while others have begun anew."""
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child(produce, stores.url, f"producer-{number}"))
+            for number in range(_PRODUCERS)
+        ]
+        for current in range(1, _ROUNDS + 1):
+            for child in children:
+                _put_in(child, current - 1)
+            stores.queues.delete(Q)
+            for child in children:
+                child.tell()
+            acknowledged = {body for child in children for body in _put_in(child, current)}
+            there = {item.body.decode() for item in look(stores, Q)}
+            assert acknowledged <= there
+
+
+def _put_in(child: Child, current: int) -> list[str]:
+    """The items of a round that it puts first."""
+    found: list[str] = []
+    while len(found) < _PER_ROUND:
+        told, body = child.read()
+        if told == current:
+            found.append(body)
+    return found
 
 
 class Killed(Exception):  # noqa: N818 - what happened

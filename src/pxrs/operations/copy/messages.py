@@ -21,6 +21,7 @@ from pxrs.codec.batches import filler, read_header
 from pxrs.core.sequences import SEQUENCES
 from pxrs.errors import CopyRefused, OffsetOutOfRange, OutcomeUnknown, PxrsError, SequenceGap
 from pxrs.stores.api import LogStore
+from pxrs.topics import confirmed_bounds
 from pxrs.types import Append, Batch, Bounds, LogPartition, StoredBatch, Topic
 
 _FETCH_BYTES = 4 * 2**20
@@ -67,7 +68,7 @@ class _PartitionCopy:
 
     def run(self) -> None:
         while True:
-            wanted, have = self._bounds(self.source), self._bounds(self.target)
+            wanted, have = self._wanted(), self._have()
             if have.end > wanted.end:
                 raise CopyRefused(
                     f"{self._name()} ends at {have.end} in the target and at {wanted.end} in the "
@@ -78,11 +79,11 @@ class _PartitionCopy:
                     return
             except (OutcomeUnknown, SequenceGap):
                 # Applied or not, or another run was faster: the bounds show it.
-                if self._bounds(self.target) == have:
+                if self._have() == have:
                     raise
             except OffsetOutOfRange:
                 # Retention was faster: the next look puts a filler in place of removed messages.
-                if self._bounds(self.source) == wanted:
+                if self._wanted() == wanted:
                     raise
 
     def _step(self, wanted: Bounds, have: Bounds) -> bool:
@@ -95,8 +96,12 @@ class _PartitionCopy:
         self._copy(have.end, wanted.end)
         return have.end == wanted.end
 
-    def _bounds(self, log: LogStore) -> Bounds:
-        return log.bounds(self.topic.id)[self.where.partition]
+    def _wanted(self) -> Bounds:
+        """The source's bounds. A server that was cut off from its peers does not know the end."""
+        return confirmed_bounds(self.source, self.where)
+
+    def _have(self) -> Bounds:
+        return self.target.bounds(self.topic.id)[self.where.partition]
 
     def _name(self) -> str:
         return f"partition {self.where.partition} of topic {self.topic.name!r}"
@@ -143,9 +148,12 @@ class _PartitionCopy:
 
 
 def sum_up(log: LogStore, topic: Topic, partition: int, on_messages: OnMessages) -> PartitionSum:
-    """Reads all batches of a partition and computes their checksum."""
+    """Reads all batches of a partition and computes their checksum.
+
+    Up to its confirmed end: by what this finds, a copy is complete or not.
+    """
     where = LogPartition(topic.id, partition)
-    start, end = log.bounds(topic.id)[partition]
+    start, end = confirmed_bounds(log, where)
     offset, batches, size = start, 0, 0
     digest = xxhash.xxh3_128()
     while offset < end:
