@@ -99,6 +99,9 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
         "far": (placed, {BATCH: far, **expected}),
         "long": (moved, {BATCH: long, **expected}),
         "ours": (moved, {BATCH: fits, **expected}),
+        # They go on where the last batch ends, and say what the bytes are not.
+        "end": (moved, {BATCH: f"w 3 {FAR} {size} {total} 1000 1000 0", **expected}),
+        "bytes": (b"hello", {BATCH: f"w 3 4 5 {total - size + 5} 1000 1000 0", **expected}),
         "producers": (moved, {BATCH: fits, PRODUCERS: "AAAA", **expected}),
         "no batches": (moved, {BATCH: fits, PRODUCERS: state_without_batches(), **expected}),
         "cut off": (moved, {BATCH: fits, PRODUCERS: "A" * 36, **expected}),
@@ -110,7 +113,7 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
 
 
 PLAIN = ["bare", "refusal", "the end", "status", "sequence"]
-FITTING = ["producers", "no batches", "cut off", "total", "less", "newest", "older"]
+FITTING = ["end", "bytes", "producers", "no batches", "cut off", "total", "less", "newest", "older"]
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, "words", "numbers", "headers", "far", "long", *FITTING])
@@ -157,7 +160,9 @@ def test_headers_that_no_client_writes_are_stepped_over(
 ) -> None:
     append(log, HERE, batch(b"a"))
     port = int(url.rpartition("/")[0].rpartition(":")[2])
+    before = last_seq(log)
     publish_raw(port, part_of(log).batches, head, b"hello")
+    assert last_seq(log) > before
     with closing(opened(url)) as cold:
         assert append(cold, HERE, batch(b"b")) == [1]
         for each in (cold, log):
