@@ -270,6 +270,25 @@ def test_a_link_in_place_of_sqlites_own_files_is_refused(
     assert untouched(secret)
 
 
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_link_that_is_laid_while_the_store_is_open_is_refused(
+    theirs: Path, secret: Path, ending: str
+) -> None:
+    """SQLite follows no symbolic link by itself, but opens a file that has another name, too."""
+    # A hard link needs the same file system.
+    secret = Path(shutil.copy2(secret, theirs / "secret"))
+    stores = SqliteStores(str(theirs / "app.db"))
+    with stores.database.reading():
+        (theirs / f"app.db{ending}").unlink(missing_ok=True)
+        os.link(secret, theirs / f"app.db{ending}")
+        # The connection of the block is in use: this opens another one.
+        with pytest.raises(StoreError, match=f"app.db{ending} must be a regular file"):
+            stores.coord.get("k")
+    assert untouched(secret)
+    (theirs / f"app.db{ending}").unlink()
+    stores.close()
+
+
 def table_of_theirs(folder: Path, mode: str) -> str:
     """A table in a file of another user; its path."""
     path = folder / "table.db"
