@@ -223,6 +223,44 @@ def test_a_length_that_no_memory_holds_is_damage(length: int) -> None:
         batches.decode(stored(batch_of(_varint(len(record)) + record, "none")), FENCE)
 
 
+READ_TO_THE_LAST_PAGE = """
+import ctypes, mmap, resource, struct, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from pxrs.codec import batches
+from pxrs.errors import DamagedBatch
+from pxrs.types import Fence, StoredBatch
+data = sys.stdin.buffer.read()
+size = -len(data) // mmap.PAGESIZE * -mmap.PAGESIZE
+pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+none = ctypes.CDLL(None, use_errno=True).mprotect(
+    ctypes.c_void_p(start + size), ctypes.c_size_t(mmap.PAGESIZE), 0
+)
+assert none == 0
+there = memoryview(pages)[size - len(data) : size]
+there[:] = data
+try:
+    batches.decode(StoredBatch(0, 1, there), Fence("t", 0, 0))
+except DamagedBatch as error:
+    print(error)
+"""
+
+
+def test_a_number_that_does_not_end_is_not_looked_for_behind_the_batch() -> None:
+    """Of a large one, which is not copied: the memory behind it may be another's, or none."""
+    from support.batch_fuzz import _varint
+
+    value = bytes(100_000)
+    # How many headers it has is the last number, whose last byte is missing.
+    record = b"\0\0\0" + _varint(-1) + _varint(len(value)) + value + b"\x80"
+    data = batch_of(_varint(len(record)) + record, "none")
+    done = subprocess.run(
+        [sys.executable, "-c", READ_TO_THE_LAST_PAGE], input=data, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert b"is damaged" in done.stdout
+
+
 def test_memory_that_ran_out_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is told that a batch is damaged skips it."""
 

@@ -36,13 +36,18 @@ def full_one(new_engine: NewEngine, nodes: int = 1) -> str:
     return f"{engine.url}?replicas={nodes}&timeout=30"
 
 
+# Servers of a cluster tell each other late what they keep. Until the leader knows, it may have
+# taken all that the account may keep as the first of three replicas. So to free a part is not
+# enough: what is left of it, three times, may be more than there is room for.
+
+
 def trim(log: JetStreamLog, end: int) -> int:
-    assert log.trim(HERE, 10) == 10
+    assert log.trim(HERE, end - 5) == end - 5
     return end
 
 
 def expire(log: JetStreamLog, end: int) -> int:
-    assert log.expire(HERE, None, 300_000) > 0
+    assert log.expire(HERE, None, 100_000) > 0
     return end
 
 

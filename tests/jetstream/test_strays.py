@@ -6,6 +6,8 @@ import asyncio
 import logging
 import secrets
 import socket
+import struct
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -49,10 +51,26 @@ def publish(url: str, subject: str, data: bytes, headers: Mapping[str, str] | No
     return asyncio.run(run())
 
 
+def publish_raw(port: int, subject: str, head: bytes, data: bytes) -> None:
+    """Store a message whose headers no client would write."""
+    with socket.create_connection(("127.0.0.1", port)) as server:
+        server.sendall(b'CONNECT {"headers": true, "verbose": false}\r\n')
+        place = f"HPUB {subject} {len(head)} {len(head) + len(data)}\r\n"
+        server.sendall(place.encode() + head + data + b"\r\nPING\r\n")
+        heard = b""
+        while b"PONG" not in heard:
+            heard += server.recv(4096)
+
+
 def last_seq(log: JetStreamLog) -> int:
     part = part_of(log)
     stored = log._run(log._reading._streams.last(part.stream, part.batches))
     return 0 if stored is None else stored.seq
+
+
+def state_without_batches() -> str:
+    """The state of producer 7, used lately, that has appended nothing."""
+    return b64encode(struct.pack("<qqQBh", 7, FAR, 0, 2, 0)).decode()
 
 
 def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
@@ -70,13 +88,22 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
     fits = f"{here} {total} 1000 1000 0"
     return {
         "bare": (b"hello", None),
+        # What answers of the server itself have.
+        "refusal": (b"hello", {"Status": "503"}),
+        "the end": (b"hello", {"Status": "204"}),
+        "status": (b"hello", {"Status": "shipped"}),
+        "sequence": (b"hello", {"Nats-Sequence": "one", "Nats-Num-Pending": "many"}),
         "words": (b"hello", {BATCH: "what is this", **expected}),
         "numbers": (b"hello", {BATCH: "w 1 2 3", **expected}),
         "headers": (b"hello", {BATCH: far, **expected}),
         "far": (placed, {BATCH: far, **expected}),
         "long": (moved, {BATCH: long, **expected}),
         "ours": (moved, {BATCH: fits, **expected}),
+        # They go on where the last batch ends, and say what the bytes are not.
+        "end": (moved, {BATCH: f"w 3 {FAR} {size} {total} 1000 1000 0", **expected}),
+        "bytes": (b"hello", {BATCH: f"w 3 4 5 {total - size + 5} 1000 1000 0", **expected}),
         "producers": (moved, {BATCH: fits, PRODUCERS: "AAAA", **expected}),
+        "no batches": (moved, {BATCH: fits, PRODUCERS: state_without_batches(), **expected}),
         "cut off": (moved, {BATCH: fits, PRODUCERS: "A" * 36, **expected}),
         "total": (moved, {BATCH: f"{here} {2**60} 1000 1000 0", **expected}),
         "less": (moved, {BATCH: f"{here} {size} 1000 1000 0", **expected}),
@@ -85,10 +112,11 @@ def forged(log: JetStreamLog, kind: str) -> tuple[bytes, dict[str, str] | None]:
     }[kind]
 
 
-FITTING = ["producers", "cut off", "total", "less", "newest", "older"]
+PLAIN = ["bare", "refusal", "the end", "status", "sequence"]
+FITTING = ["end", "bytes", "producers", "no batches", "cut off", "total", "less", "newest", "older"]
 
 
-@pytest.mark.parametrize("kind", ["bare", "words", "numbers", "headers", "far", "long", *FITTING])
+@pytest.mark.parametrize("kind", [*PLAIN, "words", "numbers", "headers", "far", "long", *FITTING])
 def test_a_stray_message_is_stepped_over(
     log: JetStreamLog, url: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +143,32 @@ def test_a_stray_message_is_stepped_over(
     assert cold.trim(HERE, 4) == 4
     assert values_in(log, HERE) == {4: b"e", 5: b"f"}
     cold.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"NATS/1.0 503\r\n\r\n",
+        b"NATS/1.0 204 EOB\r\n\r\n",
+        b"NATS/1.0 \xff\xff\xff\r\n\r\n",
+        b"NATS/1.0 \xff\xff\xff \xff\r\nPx-Batch: \xff\r\n\r\n",
+        b"NATS/1.0\r\n\xff: \xff\r\nno colon\r\nPx-Batch\r\n: \r\n\r\n",
+    ],
+)
+def test_headers_that_no_client_writes_are_stepped_over(
+    log: JetStreamLog, url: str, head: bytes
+) -> None:
+    append(log, HERE, batch(b"a"))
+    port = int(url.rpartition("/")[0].rpartition(":")[2])
+    before = last_seq(log)
+    publish_raw(port, part_of(log).batches, head, b"hello")
+    assert last_seq(log) > before
+    with closing(opened(url)) as cold:
+        assert append(cold, HERE, batch(b"b")) == [1]
+        for each in (cold, log):
+            assert values_in(each, HERE) == {0: b"a", 1: b"b"}
+            assert each.fetch(HERE, 1, 1).batches[0].base == 1
+        assert cold.trim(HERE, 1) == 1
 
 
 @pytest.mark.parametrize("kind", FITTING)
@@ -192,7 +246,12 @@ def test_a_stray_first_and_many_in_a_row(log: JetStreamLog, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"hello", b'{"start": 4611686018427387904, "seq": 1, "total": 0}']
+    "data",
+    [
+        b"hello",
+        b'{"start": 4611686018427387904, "seq": 1, "total": 0}',
+        pytest.param(b'{"x": ' + b"[" * 100_000, id="deep"),
+    ],
 )
 def test_a_stray_floor_is_stepped_over(log: JetStreamLog, url: str, data: bytes) -> None:
     """It begins nowhere beyond the end, and the next trim replaces it."""
@@ -267,14 +326,7 @@ def store_too_late(log: JetStreamLog, port: int) -> None:
     # The server reads the first of equal headers, clients the last.
     headers = [(_EXPECTED, str(last.seq)), *to_headers(entry).items()]
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
-    head = f"NATS/1.0\r\n{lines}\r\n".encode()
-    with socket.create_connection(("127.0.0.1", port)) as server:
-        server.sendall(b'CONNECT {"headers": true, "verbose": false}\r\n')
-        place = f"HPUB {part_of(log).batches} {len(head)} {len(head) + len(data)}\r\n"
-        server.sendall(place.encode() + head + data + b"\r\nPING\r\n")
-        heard = b""
-        while b"PONG" not in heard:
-            heard += server.recv(4096)
+    publish_raw(port, part_of(log).batches, f"NATS/1.0\r\n{lines}\r\n".encode(), data)
 
 
 def test_a_batch_that_came_too_late_is_stepped_over(new_engine: NewEngine) -> None:

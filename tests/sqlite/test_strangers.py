@@ -10,7 +10,9 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -21,7 +23,7 @@ from pxrs.cli.main import cli
 from pxrs.errors import StoreBusy, StoreError
 from pxrs.sources import Table
 from pxrs.stores.findings import Level
-from pxrs.stores.sqlite import doctor
+from pxrs.stores.sqlite import beside, doctor
 from pxrs.stores.sqlite.stores import SqliteStores
 from pxrs.types import Committed, Put
 from support.child import Child
@@ -170,6 +172,72 @@ def test_a_folder_that_becomes_a_link_later_is_refused(
     stores.close()
 
 
+def make_pipe(_: Path, name: Path) -> None:
+    os.mkfifo(name)
+
+
+@pytest.mark.parametrize("plant", [os.symlink, os.link, make_pipe])
+def test_a_session_that_is_no_file_of_its_own_is_refused(
+    theirs: Path, secret: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    """It is neither stamped, nor believed, nor waited for."""
+    stores = SqliteStores(str(theirs / "app.db"))
+    # A hard link needs the same file system.
+    secret = Path(shutil.copy2(secret, theirs / "secret"))
+    for name in ("a" * 24, "lent-" + "a" * 24):
+        plant(secret, theirs / "app.db-pxrs" / "sessions" / name)
+        calls: list[Callable[[], object]] = [
+            partial(stores.coord._sessions.alive, name),
+            partial(stores.coord._sessions.deadline, name),
+            partial(stores.coord.commit, [], [Put("k", b"", name)]),
+        ]
+        if name.startswith("lent"):
+            calls.append(partial(stores.coord.adopt, name))
+        for call in calls:
+            with pytest.raises(StoreError, match="must be a regular file"):
+                call()
+    assert untouched(secret)
+    stores.close()
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("plant", [os.symlink, os.link])
+def test_a_link_that_is_laid_while_a_file_is_made_is_refused(
+    theirs: Path,
+    secret: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    plant: Callable[[Path, Path], None],
+) -> None:
+    """Between the look, which finds nothing, and the making of the file."""
+    secret = Path(shutil.copy2(secret, theirs / "secret"))
+    look = beside.open_found
+
+    def look_too_early(path: str, *rest: Any) -> int:
+        try:
+            return look(path, *rest)
+        except FileNotFoundError:
+            if path.endswith(name):
+                plant(secret, Path(path))
+            raise
+
+    monkeypatch.setattr(beside, "open_found", look_too_early)
+    with pytest.raises(StoreError, match=rf"{name} .*(link|links).*remove"):
+        SqliteStores(str(theirs / "app.db"))
+    assert untouched(secret)
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_a_file_that_was_there_keeps_its_owner_and_mode(theirs: Path, name: str) -> None:
+    (theirs / "app.db-pxrs").mkdir()
+    file = theirs / "app.db-pxrs" / name
+    file.touch(mode=0o640)
+    stores = SqliteStores(str(theirs / "app.db"))
+    stores.close()
+    found = file.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o640)
+
+
 def test_a_folder_that_was_there_keeps_its_owner_and_mode(theirs: Path) -> None:
     (theirs / "app.db-pxrs").mkdir(mode=0o750)
     stores = SqliteStores(str(theirs / "app.db"))
@@ -200,6 +268,25 @@ def test_a_link_in_place_of_sqlites_own_files_is_refused(
     with pytest.raises(StoreError, match=f"app.db{ending} .*symbolic link"):
         SqliteStores(str(theirs / "app.db"))
     assert untouched(secret)
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_link_that_is_laid_while_the_store_is_open_is_refused(
+    theirs: Path, secret: Path, ending: str
+) -> None:
+    """SQLite follows no symbolic link by itself, but opens a file that has another name, too."""
+    # A hard link needs the same file system.
+    secret = Path(shutil.copy2(secret, theirs / "secret"))
+    stores = SqliteStores(str(theirs / "app.db"))
+    with stores.database.reading():
+        (theirs / f"app.db{ending}").unlink(missing_ok=True)
+        os.link(secret, theirs / f"app.db{ending}")
+        # The connection of the block is in use: this opens another one.
+        with pytest.raises(StoreError, match=f"app.db{ending} must be a regular file"):
+            stores.coord.get("k")
+    assert untouched(secret)
+    (theirs / f"app.db{ending}").unlink()
+    stores.close()
 
 
 def table_of_theirs(folder: Path, mode: str) -> str:

@@ -19,6 +19,7 @@ BATCH = "Px-Batch"
 PRODUCERS = "Px-Producers"
 # The writer of the batch before this one.
 AFTER = "Px-After"
+# Added by the server to each stored message that it hands out with its headers.
 SEQUENCE = "Nats-Sequence"
 # The server stores a message with this header only directly behind the message that it names.
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -153,11 +154,10 @@ def known_from_bytes(data: bytes, at: int = 0) -> tuple[int, Known, int]:
     """
     producer, used, aside_seq, length = _HEAD.unpack_from(data, at)
     start = at + _HEAD.size
-    return (
-        producer,
-        Known(unpack(data[start : start + length]), used, aside_seq),
-        start + length,
-    )
+    state = unpack(data[start : start + length])
+    if not state.batches:
+        raise ValueError("a producer that has appended nothing has no state")
+    return producer, Known(state, used, aside_seq), start + length
 
 
 class Producers:

@@ -117,7 +117,7 @@ def floor_of(stored: Stored) -> Floor | None:
     """The floor in a message; None if it holds none."""
     try:
         floor = floor_from_bytes(stored.data, stored.seq)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     fits = floor.start >= 0 and 1 <= floor.seq <= stored.seq and 0 <= floor.total <= _MOST
     return floor if fits else None

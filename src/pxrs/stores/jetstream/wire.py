@@ -26,6 +26,7 @@ from pxrs.chance import CHANCE
 from pxrs.config import NatsSettings, TlsFiles
 from pxrs.errors import ConfigError, MissingExtra, StoreUnavailable
 from pxrs.stores.jetstream import link
+from pxrs.stores.jetstream.entries import SEQUENCE
 
 _LOG = logging.getLogger("pxrs.nats")
 _LEAST_VERSION = (2, 11)
@@ -101,8 +102,12 @@ class _Call:
 
 
 def status_of(message: Msg) -> str | None:
-    """The status of a message that the server itself made; None for a client's message."""
-    return message.headers.get(_STATUS) if message.headers else None
+    """The status of a message that the server itself made; None for a client's message.
+
+    Any program can store a message with such a header: the server adds where that is stored.
+    """
+    headers = message.headers
+    return headers.get(_STATUS) if headers and SEQUENCE not in headers else None
 
 
 class _NoTls(nats.errors.Error):

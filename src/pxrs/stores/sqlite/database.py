@@ -139,6 +139,8 @@ class Database:
 
     def connect(self) -> sqlite3.Connection:
         """Open a separate connection, which the caller closes."""
+        # SQLite opens its files anew: a link may have been laid since the store was opened.
+        check_links(self.path, self.path)
         return connect(self.path, self._synced, self.busy_timeout)
 
     def _prepare(self) -> None:
