@@ -585,8 +585,11 @@ class Pxrs:
             closing.callback(self._end_session)
             for producer in _all_of(self._producers):
                 closing.callback(producer._end, reason)
-            for member in [*_all_of(self._members), *_all_of(self._run_members)]:
-                closing.callback(member.close)
+            members = [*_all_of(self._members), *_all_of(self._run_members)]
+            if members:
+                from pxrs.consuming.member import close_together
+
+                closing.callback(close_together, members)
             if not self._is_around_here:
                 for running in self._running:
                     closing.callback(running._close)

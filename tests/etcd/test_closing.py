@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pxrs
 from pxrs.config import etcd_settings, parse_url
-from pxrs.errors import Closed
+from pxrs.errors import Closed, StoreUnavailable
 from pxrs.stores.etcd.coord import EtcdCoord
 from pxrs.stores.etcd.nodes import Nodes
 from pxrs.types import Put
@@ -22,6 +24,7 @@ from support.inside import say
 pytestmark = pytest.mark.engine("etcd")
 PATIENCE = 20.0
 TIMEOUT = 1.0
+CONSUMERS = 3
 
 
 def ends(call: Callable[[], None]) -> bool:
@@ -61,6 +64,50 @@ def test_sessions_say_farewell_in_one_time_for_all(
         # The first one has had all the time; nothing was left for the others.
         assert len(left) >= most
         assert not any(left[1:])
+
+
+class Noticed(logging.Handler):
+    """Counts the members that have noticed that the store is away."""
+
+    def __init__(self, members: int) -> None:
+        super().__init__(logging.WARNING)
+        self._left = members
+        self.by_all = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._left -= "trying again" in record.getMessage()
+        if not self._left:
+            self.by_all.set()
+
+
+def test_consumers_say_goodbye_to_a_dead_etcd_in_one_time_for_all(
+    new_engine: NewEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = new_engine("etcd")
+    log = f"sqlite:///{tmp_path}/log.db"
+    px = pxrs.connect(log, coord=f"{etcd.url}/x?timeout={TIMEOUT}")
+    px.topics.create("t", CONSUMERS)
+    consumers = [px.consumer("t", "g", session_ttl=60.0) for _ in range(CONSUMERS)]
+    noticed, logger = Noticed(CONSUMERS), logging.getLogger("pxrs.groups")
+    logger.addHandler(noticed)
+    etcd.kill()
+    assert noticed.by_all.wait(PATIENCE)
+    logger.removeHandler(noticed)
+    # Of the thread that closes: for each call that has the whole time, how many members still ask.
+    asking: list[int] = []
+    call = Nodes.call
+
+    def noted(nodes: Nodes, send: Any, timeout: float | None = None, size: int = 0) -> Any:
+        if timeout is None and threading.current_thread() is threading.main_thread():
+            stops = [each._member.background._stop.is_set() for each in consumers]
+            asking.append(stops.count(False))
+        return call(nodes, send, timeout, size)
+
+    monkeypatch.setattr(Nodes, "call", noted)
+    with pytest.raises(StoreUnavailable):
+        px.close()
+    assert asking == [0]
+    assert all(consumer._member.has_left for consumer in consumers)
 
 
 def close_in_a_child(url: str) -> None:

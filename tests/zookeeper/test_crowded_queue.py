@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,30 +16,39 @@ from pxrs.stores.zookeeper.commits import Commits, Done, Operation, Refused
 from pxrs.stores.zookeeper.coord import ZooKeeperCoord
 from pxrs.stores.zookeeper.failures import zk
 from pxrs.testing.conformance.tools import committed
-from pxrs.types import Put
+from pxrs.types import Check, Delete, Put
+from support.child import PATIENCE
 
 pytestmark = pytest.mark.engine("zookeeper")
 WORKERS = 20
 ITEMS = 40
+DELETERS, DELETIONS = 8, 80
 
 
-def test_few_commits_are_refused(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every commit that is refused is work for nothing, and makes the next one wait."""
+def count_refused(monkeypatch: pytest.MonkeyPatch) -> list[Refused]:
+    """The commits that are refused from now on."""
     run = Commits.run
-    outcomes: list[Done | Refused] = []
+    refused: list[Refused] = []
 
     def counted(
         self: Commits, operations: Sequence[Operation], deadline: float, carries: int
     ) -> Done | Refused:
         outcome = run(self, operations, deadline, carries)
-        outcomes.append(outcome)
+        if isinstance(outcome, Refused):
+            refused.append(outcome)
         return outcome
 
+    monkeypatch.setattr(Commits, "run", counted)
+    return refused
+
+
+def test_few_commits_are_refused(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every commit that is refused is work for nothing, and makes the next one wait."""
     with pxrs.connect(zookeeper_url) as px:
         for start in range(0, ITEMS, 20):
             with px.transaction() as tx:
                 tx.put_many("q", [str(start + number) for number in range(20)])
-        monkeypatch.setattr(Commits, "run", counted)
+        refused = count_refused(monkeypatch)
         done: list[str | bytes] = []
 
         def work() -> None:
@@ -54,9 +64,31 @@ def test_few_commits_are_refused(zookeeper_url: str, monkeypatch: pytest.MonkeyP
         for worker in workers:
             worker.join()
         assert sorted(map(int, done)) == list(range(ITEMS))
-    refused = sum(isinstance(outcome, Refused) for outcome in outcomes)
     # Alone none is; each item is taken by one commit and removed by another.
-    assert refused / ITEMS < 4, f"{refused} commits were refused for {ITEMS} items"
+    assert len(refused) / ITEMS < 4, f"{len(refused)} commits were refused for {ITEMS} items"
+
+
+def test_threads_of_one_handle_queue_up_to_delete(
+    zookeeper_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that deletes refuses all others of its folder that are under way."""
+    coord = ZooKeeperCoord(zookeeper_settings(parse_url(zookeeper_url)))
+    keys = [f"q/{number}" for number in range(DELETIONS)]
+    versions = committed(coord.commit([], [Put(key, b"") for key in keys])).versions
+    refused = count_refused(monkeypatch)
+    together = threading.Barrier(DELETERS)
+
+    def delete(first: int) -> None:
+        together.wait(PATIENCE)
+        for key in keys[first::DELETERS]:
+            committed(coord.commit([Check(key, versions[key])], [Delete(key)]))
+
+    with ThreadPoolExecutor(DELETERS) as pool:
+        list(pool.map(delete, range(DELETERS)))
+    # Each but the first has to read again, once: the one before it has written the folder's guard.
+    assert len(refused) < DELETIONS
+    assert coord.list("q/") == []
+    coord.close()
 
 
 @pytest.mark.parametrize("refusals", [1, 2], ids=["half", "two of three"])

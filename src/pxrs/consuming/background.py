@@ -85,6 +85,10 @@ class Background:
         for thread in self._threads:
             thread.start()
 
+    def stop_soon(self) -> None:
+        """Have both threads end after the call that they wait for; not for it."""
+        self._stop.set()
+
     def stop(self) -> None:
         """End both threads; returns when they have ended."""
         self._stop.set()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from pxrs.arguments import check_message
@@ -286,8 +286,12 @@ class Member:
                 unreadable=None if self.steps.trouble is None else str(self.steps.trouble),
             )
 
-    def close(self) -> None:
-        """See `Consumer.close`."""
+    def close(self, *, unheard: bool = False) -> None:
+        """See `Consumer.close`.
+
+        `unheard`: the store has just not answered another member that was leaving. If it does not
+        answer this one either, this one leaves without a word.
+        """
         if self._hold_session.origin.is_parent:
             return
         self.steps.owned_claims.refuse_inside_transaction()
@@ -301,13 +305,16 @@ class Member:
                     self.steps.leave_loop()
                     self._callbacks.tell_the_end(self.table, alive=self.steps.alive)
             finally:
-                self._leave()
+                self._leave(unheard)
 
-    def _leave(self) -> None:
+    def _leave(self, unheard: bool) -> None:
         self._closed = True
         self._dropped.detach()
         self.background.stop()
         try:
+            if unheard and self._is_out_of_touch:
+                self._membership.drop_out()
+                return
             with suppress(PxrsError):
                 self.background.commit_what_was_asked()
             self._membership.leave()
@@ -315,6 +322,38 @@ class Member:
             self.background.close()
             self._log_watch.close()
             self._left = True
+
+    def stop_if_out_of_touch(self) -> None:
+        """Have its threads not ask the store again if it does not answer, as it closes soon."""
+        if self._is_out_of_touch and not self._hold_session.origin.is_parent:
+            self.background.stop_soon()
+
+    @property
+    def _is_out_of_touch(self) -> bool:
+        return self.background.outage.error is not None
+
+
+def close_together(members: Sequence[Member]) -> None:
+    """Close them one after the other; raises the last error when all are closed.
+
+    Each would wait for a store that does not answer. So when one has waited in vain, the others
+    leave without a word; and the calls that they wait for now are their last ones.
+    """
+    unheard = False
+
+    def close(member: Member) -> None:
+        nonlocal unheard
+        for each in members:
+            each.stop_if_out_of_touch()
+        try:
+            member.close(unheard=unheard)
+        except StoreUnavailable:
+            unheard = True
+            raise
+
+    with ExitStack() as closing:
+        for member in members:
+            closing.callback(close, member)
 
 
 class OneUser:

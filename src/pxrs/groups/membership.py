@@ -157,14 +157,18 @@ class Membership:
                 # Its record may be bound to a session that goes on: leaving is tried again.
                 raise
             # Others must not wait for a member that is not there; the first error is raised.
-            self._lose_everything()
-            self.session = None
             with suppress(PxrsError):
-                session.close()
+                self.drop_out()
             raise
+        self.drop_out()
+
+    def drop_out(self) -> None:
+        """End the session without a word to the group, which finds that out by itself."""
+        session = self.session
         self._lose_everything()
         self.session = None
-        session.close()
+        if session is not None:
+            session.close()
 
     def _say_goodbye(self, session: Session, for_good: bool, silent: bool) -> None:
         while session.remaining() > 0:
