@@ -11,11 +11,13 @@ from random import Random
 import pytest
 
 from pxrs.clock import SYSTEM_CLOCK
-from pxrs.errors import CopyRefused, PxrsError, StoreBusy, StoreError
+from pxrs.errors import CopyRefused, PxrsError, StoreBusy, StoreError, StoreUnavailable
 from pxrs.operations.copy import CopyReport, copy_store
+from pxrs.operations.copy.messages import copy_topic, sum_up
 from pxrs.stores.open import open_stores
+from pxrs.testing.conformance.tools import append, batch
 from pxrs.testing.faults import Faults, FaultyCoord, FaultyLog, FaultyQueues, Rates
-from pxrs.types import Append, Appended
+from pxrs.types import Append, Appended, Fetched, LogPartition, Topic
 from support.filled import fill
 from support.seeds import few_are_fast
 
@@ -103,3 +105,26 @@ def test_two_copies_at_once(tmp_path: Path) -> None:
     with closing(open_stores(source)) as origin, closing(open_stores(target)) as place:
         report = copy_store(origin, place)
     assert (report.complete, report.differences) == (True, ())
+
+
+@pytest.mark.engine("memory")
+def test_a_source_that_stops_before_its_confirmed_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server does that was cut off since it was asked: neither a copy nor a sum goes on."""
+    with closing(open_stores("memory://")) as source, closing(open_stores("memory://")) as target:
+        topic = Topic(name="t", id="t-1", partitions=1)
+        where = LogPartition(topic.id, 0)
+        for stores in (source, target):
+            stores.log.create(topic.id, 1)
+        append(source.log, where, batch(b"a"), batch(b"b"))
+        fetch = source.log.fetch
+
+        def behind(where: LogPartition, offset: int, max_bytes: int) -> Fetched:
+            fetched = fetch(where, offset, 1)
+            return fetched._replace(batches=[it for it in fetched.batches if it.next < 2])
+
+        monkeypatch.setattr(source.log, "fetch", behind)
+        with pytest.raises(StoreUnavailable, match="read up to 1, and it ends at 2"):
+            copy_topic(source.log, target.log, topic, lambda count: None)
+        assert target.log.bounds(topic.id)[0].end == 1
+        with pytest.raises(StoreUnavailable, match="read up to 1, and it ends at 2"):
+            sum_up(source.log, topic, 0, lambda count: None)

@@ -19,7 +19,14 @@ import xxhash
 
 from pxrs.codec.batches import filler, read_header
 from pxrs.core.sequences import SEQUENCES
-from pxrs.errors import CopyRefused, OffsetOutOfRange, OutcomeUnknown, PxrsError, SequenceGap
+from pxrs.errors import (
+    CopyRefused,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PxrsError,
+    SequenceGap,
+    StoreUnavailable,
+)
 from pxrs.stores.api import LogStore
 from pxrs.topics import confirmed_bounds
 from pxrs.types import Append, Batch, Bounds, LogPartition, StoredBatch, Topic
@@ -113,7 +120,7 @@ class _PartitionCopy:
 
     def _copy(self, offset: int, end: int) -> None:
         while offset < end:
-            batches = self.source.fetch(self.where, offset, _FETCH_BYTES).batches
+            batches = _read(self.source, self.where, offset, end)
             if batches[0].base != offset:
                 raise CopyRefused(
                     f"{self._name()}: a batch of the source begins at {batches[0].base}, and the "
@@ -147,6 +154,18 @@ class _PartitionCopy:
         )
 
 
+def _read(log: LogStore, where: LogPartition, offset: int, end: int) -> list[StoredBatch]:
+    """Batches from `offset` on, at least one: the log was confirmed to go on up to `end`."""
+    batches = log.fetch(where, offset, _FETCH_BYTES).batches
+    if not batches:
+        raise StoreUnavailable(
+            f"partition {where.partition} of log {where.topic_id!r} was read up to {offset}, and "
+            f"it ends at {end}: the server that answers was cut off from the others, or has lost "
+            "messages; copy again, and if this stays see docs/jetstream.md"
+        )
+    return batches
+
+
 def sum_up(log: LogStore, topic: Topic, partition: int, on_messages: OnMessages) -> PartitionSum:
     """Reads all batches of a partition and computes their checksum.
 
@@ -157,7 +176,7 @@ def sum_up(log: LogStore, topic: Topic, partition: int, on_messages: OnMessages)
     offset, batches, size = start, 0, 0
     digest = xxhash.xxh3_128()
     while offset < end:
-        for stored in log.fetch(where, offset, _FETCH_BYTES).batches:
+        for stored in _read(log, where, offset, end):
             digest.update(b"%d-%d:" % (stored.base, stored.next))
             digest.update(stored.data)
             batches += 1
