@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -256,3 +257,34 @@ def test_guards_are_few_and_stay_where_no_folder_is_removed() -> None:
     assert {each.rpartition("/")[0] for each in guards} == {"/r/queue-commits/!"}
     assert guard_of("/r", "/r").startswith("/r/!/")
     assert folders_above("/r", "/r/a/=b") == ["/r", "/r/a"]
+
+
+def test_threads_of_one_handle_that_both_find_a_folder_missing(zookeeper_url: str) -> None:
+    """One makes it before the other does: what is new for both of them was not removed."""
+    with opened(zookeeper_url) as coord:
+        reading = coord._folders._reading
+        look, both = reading.folders, threading.Barrier(2)
+
+        def together(folders: Sequence[str]) -> Any:
+            there = look(folders)
+            with suppress(threading.BrokenBarrierError):
+                # Only the first look of each waits for the other.
+                both.wait(PATIENCE)
+                both.abort()
+            return there
+
+        reading.folders = together  # type: ignore[method-assign]
+        made = threading.Event()
+        make = coord._folders._make
+
+        def make_one_first(*given: Any) -> list[str]:
+            if threading.current_thread() is not threading.main_thread():
+                assert made.wait(PATIENCE)
+            return make(*given)
+
+        coord._folders._make = make_one_first  # type: ignore[method-assign, assignment]
+        with ThreadPoolExecutor(1) as pool:
+            later = pool.submit(coord.commit, (), (Put("new/b", b"2"),))
+            committed(coord.commit((), (Put("new/a", b"1"),)))
+            made.set()
+            committed(later.result())

@@ -42,6 +42,8 @@ class Folders:
         unknown = sorted(folder for folder in folders if not self._knowledge.folder(folder))
         if not unknown:
             return []
+        # As of before the look: another thread may make now what this one does not find.
+        known = frozenset(self._lasting)
         there = self._reading.folders(unknown)
         self._lasting.update(lasting(self._root, folder) for folder in there)
         missing = [folder for folder in unknown if folder not in there]
@@ -50,7 +52,7 @@ class Folders:
             for folder in unknown
             if self._knowledge.guard(guard_of(self._root, folder)) is None
         }
-        made = [each for folder in missing for each in self._make(folder, deadline)]
+        made = [each for folder in missing for each in self._make(folder, known, deadline)]
         for folder in unguarded:
             self._link.make(guard_of(self._root, folder), deadline)
         if missing or unguarded:
@@ -70,9 +72,9 @@ class Folders:
         for folder in sorted(made, reverse=True):
             self._link.client.delete_async(folder)
 
-    def _make(self, folder: str, deadline: float) -> list[str]:
+    def _make(self, folder: str, known: Collection[str], deadline: float) -> list[str]:
         """Make a folder and those above it; returns those that this call has made."""
-        self._make_lasting(folder, deadline)
+        self._make_lasting(folder, known, deadline)
         below = folders_above(self._root, f"{folder}/x")[2:]
         made: list[str] = []
         while True:
@@ -90,9 +92,10 @@ class Folders:
                         "ZooKeeper: the folders were removed faster than they were made"
                     ) from None
 
-    def _make_lasting(self, folder: str, deadline: float) -> None:
+    def _make_lasting(self, folder: str, known: Collection[str], deadline: float) -> None:
+        """Make what stays for good. `known`: what was there before the folder was found missing."""
         top = lasting(self._root, folder)
-        if top in self._lasting:
+        if top in known:
             if top == folder:
                 raise came_back_empty()
             return
