@@ -8,12 +8,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from pxrs.clock import SystemClock
+from pxrs.clock import SYSTEM_CLOCK, SystemClock
 from pxrs.codec.batches import encode
 from pxrs.errors import InsideTransaction, NotAtomic, StoreBusy
 from pxrs.stores.connections import Lent
@@ -306,4 +307,44 @@ def test_giving_up_after_the_close_releases_no_lock_of_another_file(tmp_path: Pa
         lock.give_up()
         others = [opened.enter_context(path.open("w")) for path in paths]
         assert not any(try_lock(other.fileno()) for other in others)
+    control.close()
+
+
+class JumpingClock:
+    """A clock on which time passes at once, as it does for a process that was stopped."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return SYSTEM_CLOCK.monotonic() + self.ahead
+
+    def wall_ms(self) -> int:
+        return SYSTEM_CLOCK.wall_ms()
+
+
+def test_a_process_that_was_stopped_while_it_waited_waits_on(tmp_path: Path) -> None:
+    """It would name the writer of this moment, who has just begun, as one that hangs."""
+    database = str(tmp_path / "s.db")
+    SqliteStores(database, busy_timeout=20.0).close()
+    folder, clock = f"{database}-pxrs", JumpingClock()
+    control = Control(folder, database)
+    holder = WriterLock(folder, database, control, SystemClock())
+    waiting = WriterLock(folder, database, control, clock)
+    assert holder.enter(1.0)
+    with ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(waiting.enter, 20.0)
+        while clock.looks < 10:
+            assert not entered.done()
+        clock.ahead = 60.0
+        looks = clock.looks
+        while clock.looks < looks + 10 and not entered.done():
+            pass
+        holder.leave()
+        assert entered.result()
+    waiting.leave()
+    holder.close()
+    waiting.close()
     control.close()

@@ -26,11 +26,31 @@ from pxrs.stores.sqlite.posix import closing_on_failure, try_lock, unlock
 _WAIT_FOR_A = 0.0005
 _WAIT_FOR_B = 0.00005
 _LONGEST_WAIT = 0.002
+# The most that counts between two looks: no busy machine keeps a process waiting for so long.
+_LONGEST_LOOK = 0.5
 _LONGEST_QUEUE = 1.0
 # The factor by which the wait for A shrinks each time in vain, and the shortest wait, which is
 # still long enough for a queue that moves.
 _SHORTER = 0.1
 _SHORTEST_QUEUE = 0.02
+
+
+class Waited:
+    """Counts the seconds that this process has waited. Those in which it was stopped hardly count:
+    others have written meanwhile, and who holds the writer now may have just begun.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked = clock.monotonic()
+        self._seconds = 0.0
+
+    def seconds(self) -> float:
+        """Returns how long it has waited by now. To be asked every now and then."""
+        now = self._clock.monotonic()
+        self._seconds += min(now - self._looked, _LONGEST_LOOK)
+        self._looked = now
+        return self._seconds
 
 
 class WriterLock:
@@ -47,13 +67,12 @@ class WriterLock:
 
     def enter(self, timeout: float) -> bool:
         """Take the writer's turn; returns false if it did not get it in time."""
-        start = self._clock.monotonic()
-        deadline = start + timeout
+        waited = Waited(self._clock)
         try:
-            in_order = self._poll(self._a, _WAIT_FOR_A, min(deadline, start + self._queue))
+            in_order = self._poll(self._a, _WAIT_FOR_A, waited, min(timeout, self._queue))
             shorter = max(_SHORTEST_QUEUE, self._queue * _SHORTER)
             self._queue = _LONGEST_QUEUE if in_order else shorter
-            if not self._poll(self._b, _WAIT_FOR_B, deadline):
+            if not self._poll(self._b, _WAIT_FOR_B, waited, timeout):
                 return False
         finally:
             unlock(self._a)
@@ -81,9 +100,9 @@ class WriterLock:
             f"pid {holder.pid}{_command_of(holder.pid)}; if that process hangs, end it"
         )
 
-    def _poll(self, fd: int, pause: float, deadline: float) -> bool:
+    def _poll(self, fd: int, pause: float, waited: Waited, most: float) -> bool:
         while not try_lock(fd):
-            if self._clock.monotonic() >= deadline:
+            if waited.seconds() >= most:
                 return False
             time.sleep(pause)
             pause = min(pause * 1.1, _LONGEST_WAIT)
