@@ -145,10 +145,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "aio":
+        return import_module("pxrs.aio")
+    if name not in _LATER:
+        raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
     value = getattr(import_module(f"pxrs.{_LATER[name]}"), name)
     globals()[name] = value
     return value

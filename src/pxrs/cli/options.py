@@ -243,7 +243,8 @@ def _advice(error: PxrsError) -> str:
     if isinstance(error, TopicNotFound):
         return (
             f"topic {error.topic!r} does not exist; "
-            f"create it with: pxrs topics create {error.topic} --partitions 8"
+            f"create it with: pxrs topics create {error.topic} --partitions 8, "
+            f"or lay it over a table with: pxrs sources attach {error.topic} --partitions 8"
         )
     if isinstance(error, QueueNotFound):
         return (

@@ -438,9 +438,11 @@ class UnitOfWork(Generic[Value]):
                     self._ids += self._context.stores.queues.apply(self._change())
             else:
                 self._commit_atomically()
-        except OutcomeUnknown:
+        except OutcomeUnknown as lost:
             if not self._was_committed():
-                raise TransactionConflict("the transaction was not committed") from None
+                raise TransactionConflict(
+                    f"the transaction was not committed ({lost}); run it again"
+                ) from lost
         except PxrsError:
             self._answered(committed=False)
             raise
