@@ -92,7 +92,7 @@ from pxrs.types import (
 _LOG = logging.getLogger("pxrs.relay")
 _LOOK = 0.5
 # How many messages one step copies, and how large a batch gets. A server of JetStream takes 1 MB.
-_MOST = 20_000
+_MOST = 10_000
 _BATCH_BYTES = 512 * 2**10
 _READ_BYTES = 4 * 2**20
 _PRODUCERS = 2**62

@@ -11,8 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from operator import eq
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pxrs.clock import SYSTEM_CLOCK, Clock
@@ -344,9 +343,9 @@ class OpenTable:
 
         If there may be more rows, the last one's double may be the first that was left out.
         """
-        numbers = [row[0] for row in found]
-        last = numbers[-1] if len(found) == limit else None
-        if any(map(eq, numbers, islice(numbers, 1, None))) or (
+        numbers = set(map(itemgetter(0), found))
+        last = found[-1][0] if len(found) == limit else None
+        if len(numbers) < len(found) or (
             last is not None and self.database.ids(last - 1, 2) == [last, last]
         ):
             raise SourceChanged(

@@ -32,7 +32,7 @@ from pxrs.topics import PREPARED
 from pxrs.types import Bounds, Counted, Fetched, LogPartition, Row, StoredBatch, StoredRows, Topic
 
 # How many rows are read at a time, and how many bytes of chunks are kept for slower partitions.
-_ROWS = 20_000
+_ROWS = 10_000
 _KEPT_BYTES = 16 * 2**20
 _MOST_CHUNKS = 64
 # Of how many keys the partitions are remembered.
