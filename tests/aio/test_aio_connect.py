@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -157,3 +159,9 @@ async def _opened(url: str) -> aio.Pxrs:
     px = await aio.connect(url)
     await px.topics.create("orders", 1)
     return px
+
+
+def test_it_needs_no_import_of_its_own() -> None:
+    program = "import pxrs; print(pxrs.aio.connect.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.strip() == b"pxrs.aio.app"
