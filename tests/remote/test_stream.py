@@ -218,10 +218,16 @@ def let_callers_read(client: RemoteStores) -> Stream:
     stream = current(client)
     read = stream._read_by_callers
     for _ in looks():
-        client.coord.get("a")
+        call_often(client)
         if stream._read_by_callers > read:
             break
     return stream
+
+
+def call_often(client: RemoteStores) -> None:
+    """One call at once after the other: if they stop, the stream's own thread reads again."""
+    for _ in range(10):
+        assert client.coord.get("a") is None
 
 
 @contextmanager
@@ -314,9 +320,32 @@ def test_an_interrupt_that_loses_a_frame_breaks_the_stream(
     monkeypatch.setattr(stream._connection, "receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         for _ in looks():
-            client.coord.get("a")
+            call_often(client)
     assert stream.is_broken
     assert client.coord.get("a") is None
+
+
+def test_a_node_that_sends_byte_by_byte_keeps_no_caller(
+    client: RemoteStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is always something for it to read; the stream's own thread does that then."""
+    stream = let_callers_read(client)
+    connection = stream._connection
+    receive, was_asked = connection.receive, threading.Event()
+
+    def received(until: float | None = None) -> list[bytes] | None:
+        if threading.current_thread() is not threading.main_thread():
+            return receive(until)
+        was_asked.set()
+        return None
+
+    monkeypatch.setattr(connection, "comes", lambda until: True)
+    monkeypatch.setattr(connection, "receive", received)
+    for _ in looks():
+        call_often(client)
+        if was_asked.is_set():
+            break
+    assert current(client) is stream
 
 
 def test_a_thread_that_was_interrupted_on_its_way_out_stops_nobody(

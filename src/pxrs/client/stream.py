@@ -274,8 +274,10 @@ class Stream:
                 before = self._reading
                 if before is None:
                     self._reading = me
-            while self._reading == me and not mine.is_over and self._comes(until):
-                self._take_frames(until)
+            # A node may send byte by byte, so that there is always something to read.
+            while self._reading == me and not mine.is_over and time.monotonic() < until:
+                if self._comes(until):
+                    self._take_frames(until)
         finally:
             if self._reading == me:
                 self._read_by_callers += 1
