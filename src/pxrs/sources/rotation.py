@@ -32,7 +32,7 @@ from pxrs.errors import ConfigError, SourceChanged, StoreBusy, StoreDamaged, Sto
 _ROTATED = re.compile(r"[.-](?P<suffix>\d[\d_.:T-]*)")
 _HEAD = 256
 # How often a folder is listed until two lists are the same: it changes while files are renamed.
-_LISTS = 20
+_LISTS = 100
 
 
 class _Numbered(msgspec.Struct, frozen=True):
