@@ -109,6 +109,14 @@ def read_all(px: pxrs.Pxrs, count: int) -> None:
         consumer.commit()
 
 
+def poll_as_owner(consumer: pxrs.Consumer[bytes]) -> None:
+    """Before it owns the partition it does not read it, and has no trouble to report."""
+    owns = False
+    while not owns:
+        owns = bool(consumer.assignment)
+        assert consumer.poll(timeout=0.5) == []
+
+
 def test_an_end_before_what_was_read_needs_a_majority(cluster: Cluster) -> None:
     with closing(cluster.log(0)) as log:
         log.create(HERE.topic_id, 1)
@@ -323,7 +331,7 @@ def test_a_checkpoint_beyond_what_a_minority_knows_stays(
                 cut_off.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer,
                 pytest.raises(StoreUnavailable),
             ):
-                consumer.poll(timeout=0.5)
+                poll_as_owner(consumer)
             cluster.heal()
         send(px, 6)
         assert px.groups.describe("g").partitions[0].checkpoint == 10
@@ -351,11 +359,7 @@ def test_a_checkpoint_stays_while_the_leader_is_cut_off(
                 cut_off.consumer("t", "g", auto_commit=False, on_trimmed=policy) as consumer,
                 pytest.raises(StoreUnavailable),
             ):
-                owns = False
-                # Before it owns the partition it does not read it, and has no trouble to report.
-                while not owns:
-                    owns = bool(consumer.assignment)
-                    assert consumer.poll(timeout=0.5) == []
+                poll_as_owner(consumer)
             cluster.heal()
             assert px.groups.describe("g").partitions[0].checkpoint == 10
             with cut_off.consumer("t", "g", auto_commit=False) as consumer:
